@@ -29,6 +29,7 @@ Every section uses only the sections above it:
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import html as html_entities
 import importlib.util
 import io
@@ -376,6 +377,11 @@ class SearchError(Exception):
     final: bool = False  # no other way to read the page would do better
     brief: ClassVar[str] = "failed"  # the kind of failure in a word or two, for notes and logs
 
+    @property
+    def reason(self) -> str:
+        """What a note about a page gives as the reason."""
+        return self.brief
+
 
 class ConfigError(SearchError):
     """Something must be set or corrected before this can work."""
@@ -483,6 +489,10 @@ class PageFailed(SearchError):
         super().__init__(reason)
         self.final = final
         self.partial = partial
+
+    @property
+    def reason(self) -> str:
+        return str(self)
 
 
 #: Shorter values are no secrets, and blotting them out would spoil ordinary text.
@@ -696,6 +706,13 @@ def _target(text: str) -> Target:
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~-._?[]|")
     return Target(scheme, host, port, urlunsplit((scheme, netloc, path, query, "")))
+
+
+def host_of(url: str) -> str:
+    """The host of a URL in lower case; empty where it is none."""
+    with contextlib.suppress(ValueError):
+        return (urlsplit(url).hostname or "").lower()
+    return ""
 
 
 def _canonical_host(host: str) -> str:
@@ -1534,6 +1551,51 @@ def country_name(code: str) -> str:
 # Tries the providers in order. The policy of each failure sits on its type.
 
 
+class Telemetry:
+    """Tells the log how each attempt went, and whoever else listens (the metrics, where there are any)."""
+
+    def __init__(self, *, log_queries: bool = False, now: Callable[[], float] = time.monotonic) -> None:
+        self._log_queries = log_queries
+        self._now = now
+        self.listeners: list[Callable[[str, Attempt], None]] = []
+
+    def timed(self, operation: str, by: str, action: Callable[[], T], attempts: list[Attempt], **facts: str) -> T:
+        """The action's result; how it went is added to `attempts`, logged with `facts`, and told to the listeners."""
+        started = self._now()
+        outcome = "bug"
+        try:
+            result = action()
+            outcome = "ok"
+            return result
+        except SearchError as error:
+            outcome = error.reason
+            raise
+        finally:
+            attempts.append(Attempt(by, outcome, round(1000 * (self._now() - started))))
+            self._report(operation, attempts[-1], facts)
+
+    def _report(self, operation: str, attempt: Attempt, facts: Mapping[str, str]) -> None:
+        good = attempt.outcome == "ok"
+        parts = {"engine": attempt.by, "outcome": attempt.outcome.replace(" ", "_"), "ms": attempt.ms}
+        parts.update({name: self._discreet(name, value) for name, value in facts.items()})
+        line = " ".join(f"{name}={value}" for name, value in parts.items())
+        ended = "completed" if good else "failed"
+        logger.log(logging.INFO if good else logging.WARNING, "%s %s %s", operation, ended, line)
+        for listener in self.listeners:
+            listener(operation, attempt)
+
+    def _discreet(self, name: str, value: str) -> str:
+        """A query as its hash and a URL as its host, unless the operator wants them in full."""
+        if self._log_queries:
+            return json.dumps(value, ensure_ascii=False)
+        return f"sha256:{fingerprint(value)}" if name == "query" else host_of(value)
+
+
+def fingerprint(text: str) -> str:
+    """A short hash that tells texts apart without telling what they say."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
 class CircuitBreaker:
     """Leaves a provider out after several failures in a row, then lets exactly one probe through at a time."""
 
@@ -1618,14 +1680,14 @@ class Router:
         http: Http,
         *,
         breakers: Breakers | None = None,
+        telemetry: Telemetry | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.providers = tuple(providers)
         self._http = http
         self._breakers = breakers or Breakers(http.settings)
+        self._telemetry = telemetry or Telemetry()
         self._sleep = sleep
-        self._now = now
 
     def search(self, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()) -> SearchHits:
         """What the first provider that answers has found. No results is an answer too."""
@@ -1644,50 +1706,35 @@ class Router:
         raise self._failure(errors, tuple(attempts))
 
     def _ask(
-        self,
-        provider: Provider,
-        query: str,
-        limit: int,
-        deadline: Deadline,
-        filters: Filters,
-        attempts: list[Attempt],
+        self, provider: Provider, query: str, limit: int, deadline: Deadline, filters: Filters, attempts: list[Attempt]
     ) -> SearchHits:
         sent = shorten_query(query, provider.longest_query)
+        breaker = self._breakers.of("search", provider.name)
 
-        def once() -> list[SearchResult]:
+        def search() -> list[SearchResult]:
             time_left = deadline.sooner(provider.timeout)
             return provider.search(self._http, sent, limit, deadline=time_left, filters=filters)
 
-        found = self._with_retry(provider, once, deadline, attempts)
+        def once() -> list[SearchResult]:
+            guarded = functools.partial(breaker.call, search)
+            return self._telemetry.timed("search", provider.name, guarded, attempts, query=sent)
+
+        found = self._with_retry(provider, once, deadline)
         kept = [result for result in found if _domain_passes(result.link, filters)]
         ignored = tuple(sorted(filters.asked() & provider.unsupported))
         return SearchHits(provider.name, kept[:limit], sent, ignored)
 
-    def _with_retry(self, provider: Provider, once: Callable[[], T], deadline: Deadline, attempts: list[Attempt]) -> T:
+    def _with_retry(self, provider: Provider, once: Callable[[], T], deadline: Deadline) -> T:
         """One try, and a second one only where no healthy successor stands by: the successor is the retry."""
         try:
-            return self._timed(provider, once, attempts)
+            return once()
         except SearchError as error:
-            wait = getattr(error, "retry_after", 0.0) or random.uniform(0.2, 0.6)
-            hopeless = not error.retryable or wait > min(LONGEST_RETRY_AFTER, deadline.remaining())
+            pause = getattr(error, "retry_after", 0.0) or random.uniform(0.2, 0.6)
+            hopeless = not error.retryable or pause > min(LONGEST_RETRY_AFTER, deadline.remaining())
             if hopeless or self._healthy_after(provider):
                 raise
-            self._sleep(wait)
-            return self._timed(provider, once, attempts)
-
-    def _timed(self, provider: Provider, once: Callable[[], T], attempts: list[Attempt]) -> T:
-        started = self._now()
-        outcome = "bug"
-        try:
-            result = self._breakers.of("search", provider.name).call(once)
-            outcome = "ok"
-            return result
-        except SearchError as error:
-            outcome = error.brief
-            raise
-        finally:
-            attempts.append(Attempt(provider.name, outcome, round(1000 * (self._now() - started))))
-            _log_attempt("search", attempts[-1])
+            self._sleep(pause)
+            return once()
 
     def _healthy_after(self, provider: Provider) -> bool:
         later = self.providers[self.providers.index(provider) + 1 :]
@@ -1714,16 +1761,9 @@ def _nothing_configured() -> str:
     )
 
 
-def _log_attempt(operation: str, attempt: Attempt) -> None:
-    level = logging.INFO if attempt.outcome == "ok" else logging.WARNING
-    logger.log(
-        level, "%s engine=%s outcome=%s ms=%d", operation, attempt.by, attempt.outcome.replace(" ", "_"), attempt.ms
-    )
-
-
 def _domain_passes(link: str, filters: Filters) -> bool:
     """True for a link within the asked domains; not every provider can filter by itself."""
-    host = (urlsplit(link).hostname or "").lower()
+    host = host_of(link)
 
     def within(domains: tuple[str, ...]) -> bool:
         return any(host == domain or host.endswith(f".{domain}") for domain in domains)
@@ -3786,6 +3826,7 @@ TIMED_OUT = "timed out"
 ENCRYPTED_PDF = "an encrypted PDF"
 SCANNED_PDF = "a scanned PDF without text"
 DAMAGED_PDF = "a damaged PDF"
+INTERNAL_ERROR = "an internal error, which is in the log"
 
 PAYWALL_NOTICE = "_Only the opening of this page is public; the rest is behind a paywall._"
 
@@ -4300,13 +4341,13 @@ class Reader:
         *,
         loaders: Sequence[Loader] = (),
         cache: PageCache | None = None,
-        now: Callable[[], float] = time.monotonic,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._http = http
         self._steps = tuple(steps)
         self._loaders = tuple(loaders)
         self._cache = cache or PageCache(http.settings.cache_ttl)
-        self._now = now
+        self._telemetry = telemetry or Telemetry()
         self._browser_hosts: set[str] = set()
 
     def read(self, url: str, *, deadline: Deadline) -> Page:
@@ -4319,14 +4360,15 @@ class Reader:
             self._http.guard.target(url)
             return self._by_loader(url, deadline, attempts) or self._down_the_chain(url, deadline, attempts)
         except (AddressNotAllowed, InvalidInput) as error:
-            return failed_page(url, error.brief, attempts)
+            return failed_page(url, error.reason, attempts)
 
     def _by_loader(self, url: str, deadline: Deadline, attempts: list[Attempt]) -> Page | None:
         for loader in self._loaders:
             if loader.matches(url):
                 load = functools.partial(loader.load, self._http, url, deadline=deadline)
                 try:
-                    return dataclasses.replace(self._timed(loader.name, load, attempts), attempts=tuple(attempts))
+                    page = self._telemetry.timed("scrape", loader.name, load, attempts, url=url)
+                    return dataclasses.replace(page, attempts=tuple(attempts))
                 except Offline:
                     raise
                 except SearchError:
@@ -4338,7 +4380,8 @@ class Reader:
         partial = ("", "")
         for step in self._steps_for(url):
             try:
-                markdown = self._timed(step.name, functools.partial(step.read, url, deadline=deadline), attempts)
+                read = functools.partial(step.read, url, deadline=deadline)
+                markdown = self._telemetry.timed("scrape", step.name, read, attempts, url=url)
             except (AddressNotAllowed, InvalidInput, Offline):
                 raise
             except SearchError as error:
@@ -4356,36 +4399,20 @@ class Reader:
     def _steps_for(self, url: str) -> list[Step]:
         """The steps to try. Where a host is known to need the browser, plain HTTP is only the last hope."""
         usable = [step for step in self._steps if step.available()]
-        if urlsplit(url).netloc in self._browser_hosts:
+        if host_of(url) in self._browser_hosts:
             usable.sort(key=lambda step: step.name == HttpStep.name)
         return usable
 
     def _remember_host(self, url: str, step: Step, failures: list[SearchError]) -> None:
         if failures and step.name == BrowserStep.name and len(self._browser_hosts) < MOST_BROWSER_HOSTS:
-            self._browser_hosts.add(urlsplit(url).netloc)
+            self._browser_hosts.add(host_of(url))
 
     def _reason(self, failures: list[SearchError]) -> str:
         if not failures:
             return "no way to read pages is switched on"
-        reason = str(failures[0]) if isinstance(failures[0], PageFailed) else failures[0].brief
+        reason = failures[0].reason
         no_browser = not any(step.name == BrowserStep.name and step.available() for step in self._steps)
         return NO_BROWSER if reason == NEEDS_JAVASCRIPT and no_browser else reason
-
-    def _timed(self, name: str, action: Callable[[], T], attempts: list[Attempt]) -> T:
-        started = self._now()
-        outcome = "failed"
-        try:
-            result = action()
-            outcome = "ok"
-            return result
-        except PageFailed as error:
-            outcome = str(error)
-            raise
-        except SearchError as error:
-            outcome = error.brief
-            raise
-        finally:
-            attempts.append(Attempt(name, outcome, round(1000 * (self._now() - started))))
 
 
 # ----------------------------------------------------------------------------
@@ -4732,6 +4759,9 @@ POLL_SECONDS = 0.1
 #: Time kept back from the pages for putting the answer together.
 CLOSING_SECONDS = 0.5
 
+#: Runs of five words that a page must have before it can be called a copy of another.
+SHORTEST_COPY = 50
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -4778,26 +4808,27 @@ class Kindly:
         router: Router,
         reader: Reader,
         *,
-        redact: Redactor | None = None,
+        breakers: Breakers,
+        telemetry: Telemetry,
+        redact: Redactor,
         closers: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.settings = settings
         self.router = router
         self.reader = reader
-        self.redact = redact or Redactor()
+        self.breakers = breakers
+        self.telemetry = telemetry
+        self.redact = redact
         self._closers = tuple(closers)
-        self._slots = threading.Semaphore(settings.max_concurrency)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, max_response_chars: int | None = None) -> "Kindly":
         """A Kindly configured by the environment. Raises ConfigError for a value that does not parse."""
-        environ = os.environ if environ is None else environ
-        environ = {
-            **{name.upper(): value for name, value in environ.items() if name.lower().endswith("_proxy")},
-            **environ,
-        }
+        given = os.environ if environ is None else environ
+        # Proxies are named in small letters as often as in capitals.
+        capitals = {name.upper(): value for name, value in given.items() if name.endswith("_proxy")}
         try:
-            return cls._assembled(environ, max_response_chars)
+            return cls._assembled({**capitals, **given}, max_response_chars)
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
@@ -4813,10 +4844,18 @@ class Kindly:
         browser = Browser(
             from_env(BrowserSettings, environ), environ=environ, allow_private_hosts=settings.allow_private_hosts
         )
+        telemetry = Telemetry(log_queries=settings.log_queries)
         steps = content_chain(settings.content_chain, http, browser, providers, breakers)
-        reader = Reader(http, steps, loaders=[from_env(loader, environ) for loader in LOADERS])
-        router = Router(providers, http, breakers=breakers)
-        return cls(settings, router, reader, redact=redact, closers=(browser.close, http.close))
+        loaders = [from_env(loader, environ) for loader in LOADERS]
+        return cls(
+            settings,
+            Router(providers, http, breakers=breakers, telemetry=telemetry),
+            Reader(http, steps, loaders=loaders, telemetry=telemetry),
+            breakers=breakers,
+            telemetry=telemetry,
+            redact=redact,
+            closers=(browser.close, http.close),
+        )
 
     def web_search(
         self,
@@ -4831,16 +4870,13 @@ class Kindly:
         query, limit = checked_query(query), checked_count(num_results)
         deadline = Deadline(self.settings.total_timeout)
         searching = functools.partial(self.router.search, query, limit, deadline=deadline, filters=filters)
-        hits = self._in_thread(searching, deadline, check_cancelled, Timeout("The search did not finish in time."))
-        progress(0, len(hits.results), f"{hits.provider} found {len(hits.results)}")
-        links = [result.link for result in hits.results]
-        pages = self._read_all(
-            links, deadline.sooner(deadline.remaining() - CLOSING_SECONDS), progress, check_cancelled
-        )
-        results = [
-            self._clean(dataclasses.replace(result, page_content=page.markdown))
-            for result, page in zip(hits.results, pages, strict=True)
-        ]
+        hits = self._in_thread(searching, deadline, check_cancelled)
+        found = distinct_results(hits.results)
+        progress(0, len(found), f"{hits.provider} found {len(found)}")
+        reading = deadline.sooner(deadline.remaining() - CLOSING_SECONDS)
+        pages = self._read_all([result.link for result in found], reading, progress, check_cancelled)
+        contents = without_copies(pages)
+        results = [self._clean(dataclasses.replace(r, page_content=c)) for r, c in zip(found, contents, strict=True)]
         fitted = fit_results(results, query, self.settings.max_response_chars)
         return SearchReport(fitted, self._search_meta(hits, pages))
 
@@ -4860,36 +4896,37 @@ class Kindly:
         self, links: Sequence[str], deadline: Deadline, progress: Progress, check_cancelled: Callable[[], None]
     ) -> list[Page]:
         """The pages behind the links, in their order. Those not there at the deadline become notes."""
-        futures = [self._spawn(functools.partial(self._read_one, link, deadline)) for link in links]
-        waiting = set(futures)
+        slots = threading.Semaphore(self.settings.max_concurrency)
+        futures = [self._spawn(functools.partial(self._read_one, link, deadline, slots)) for link in links]
+        waiting, total = set(futures), len(futures)
         while waiting and deadline.remaining():
             check_cancelled()
             done, waiting = wait(waiting, timeout=min(POLL_SECONDS, deadline.remaining()), return_when=FIRST_COMPLETED)
             for future in done:
-                host = urlsplit(links[futures.index(future)]).hostname
-                progress(
-                    len(futures) - len(waiting),
-                    len(futures),
-                    f"read {len(futures) - len(waiting)} of {len(futures)}: {host}",
-                )
+                host = host_of(links[futures.index(future)])
+                progress(total - len(waiting), total, f"read {total - len(waiting)} of {total}: {host}")
         return [
             future.result() if future.done() else failed_page(link, TIMED_OUT)
             for link, future in zip(links, futures, strict=True)
         ]
 
-    def _read_one(self, link: str, deadline: Deadline) -> Page:
-        with self._slots:
-            return self.reader.read(link, deadline=deadline)
+    def _read_one(self, link: str, deadline: Deadline, slots: threading.Semaphore) -> Page:
+        with slots:
+            try:
+                return self.reader.read(link, deadline=deadline)
+            except SearchError:
+                raise
+            except Exception:  # a bug costs its own page, never the others
+                logger.exception("a page could not be read: host=%s", host_of(link))
+                return failed_page(link, INTERNAL_ERROR)
 
-    def _in_thread(
-        self, action: Callable[[], T], deadline: Deadline, check_cancelled: Callable[[], None], late: SearchError
-    ) -> T:
-        """The action's result; a look-up that ignores its deadline does not hold up the answer."""
+    def _in_thread(self, action: Callable[[], T], deadline: Deadline, check_cancelled: Callable[[], None]) -> T:
+        """The action's result; a name look-up that ignores its deadline does not hold up the answer."""
         future = self._spawn(action)
         while not future.done():
             check_cancelled()
             if not deadline.remaining():
-                raise late
+                raise Timeout("The search did not finish in time.")
             wait([future], timeout=min(POLL_SECONDS, deadline.remaining()))
         return future.result()
 
@@ -4930,6 +4967,48 @@ class Kindly:
         self.close()
 
 
+def distinct_results(results: Sequence[SearchResult]) -> list[SearchResult]:
+    """The results with tracking taken off their links, and each page once."""
+    seen: dict[str, SearchResult] = {}
+    for result in results:
+        link = strip_tracking(result.link)
+        seen.setdefault(same_page_key(link), dataclasses.replace(result, link=link))
+    return list(seen.values())
+
+
+def same_page_key(url: str) -> str:
+    """What two addresses of one page have in common: no scheme, no www, no fragment, no slash at the end."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        host = (parts.hostname or "").removeprefix("www.")
+        return f"{host}:{parts.port or ''}{parts.path.rstrip('/')}?{parts.query}"
+    return url
+
+
+def without_copies(pages: Sequence[Page]) -> list[str]:
+    """The pages' Markdown, with a line in place of a page that says what an earlier one says (mirrors, syndication)."""
+    seen: list[tuple[Page, set[int]]] = []
+    contents = []
+    for page in pages:
+        marks = set() if page.failure else _shingles(page.markdown)
+        original = next((other for other, known in seen if _mostly_same(marks, known)), None)
+        seen.append((page, marks))
+        contents.append(
+            f"_The same text as {original.url}, which is among these results._" if original else page.markdown
+        )
+    return contents
+
+
+def _shingles(text: str) -> set[int]:
+    """Hashes of each run of five words: what a copy shares with its original even if the frame differs."""
+    found = WORD.findall(text.lower())
+    return {hash(tuple(found[i : i + 5])) for i in range(len(found) - 4)}
+
+
+def _mostly_same(marks: set[int], known: set[int]) -> bool:
+    return len(marks) > SHORTEST_COPY and len(marks & known) > 0.9 * max(len(marks), len(known))
+
+
 #: Every class whose variables are read from the environment.
 CONFIGURED: tuple[type, ...] = (*PROVIDERS, *LOADERS, BrowserSettings, Settings)
 
@@ -4962,6 +5041,51 @@ def checked_count(count: Any) -> int:
 def checked_index(index: Any) -> int:
     """Where to begin in a page, from whatever a model writes for a number; not below 0."""
     return int(max(0, min(_number(index or 0, "start_index"), 10**9)))
+
+
+def checked_filters(
+    freshness: Any = None,
+    include_domains: Any = None,
+    exclude_domains: Any = None,
+    country: Any = None,
+    language: Any = None,
+) -> Filters:
+    """Search filters from whatever a model writes for them; what makes no sense is refused with a sentence."""
+    return Filters(
+        freshness=_one_of(freshness, FRESHNESS_DAYS, "freshness must be day, week, month or year"),
+        include_domains=_domains(include_domains),
+        exclude_domains=_domains(exclude_domains),
+        country=_code(country, "country must be a two-letter ISO code such as de"),
+        language=_code(str(language or "")[:2] if "-" in str(language or "") else language, LANGUAGE_HINT),
+    )
+
+
+LANGUAGE_HINT = "language must be a two-letter ISO code such as en"
+
+
+def _one_of(value: Any, allowed: Iterable[str], hint: str) -> str:
+    text = str(value or "").strip().lower()
+    if text and text not in allowed:
+        raise InvalidInput(f"{hint}, not {text!r:.50}.")
+    return text
+
+
+def _code(value: Any, hint: str) -> str:
+    text = str(value or "").strip().lower()
+    if text and not re.fullmatch(r"[a-z]{2}", text):
+        raise InvalidInput(f"{hint}, not {text!r:.50}.")
+    return text
+
+
+def _domains(value: Any) -> tuple[str, ...]:
+    """Bare domains from a list or a comma list of domains or URLs."""
+    given = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
+    texts = [str(entry).strip().lower() for entry in given]
+    hosts = [host_of(text if "://" in text else f"http://{text}").removeprefix("*.") for text in texts if text]
+    wrong = next((text for text, host in zip(filter(None, texts), hosts, strict=True) if "." not in host), None)
+    if wrong is not None:
+        raise InvalidInput(f"{wrong!r:.50} is not a domain such as docs.python.org.")
+    return tuple(dict.fromkeys(hosts))
 
 
 def _number(value: Any, name: str) -> float:
@@ -5002,6 +5126,11 @@ WEB_SEARCH_INPUT = {
     "properties": {
         "query": {"type": "string", "description": "What to look for, as you would type it into a search engine."},
         "num_results": {"type": "integer", "minimum": 1, "maximum": 10, "default": DEFAULT_RESULTS},
+        "freshness": {"type": "string", "enum": list(FRESHNESS_DAYS), "description": "Only pages newer than this."},
+        "include_domains": {"type": "array", "items": {"type": "string"}, "description": "Only these sites."},
+        "exclude_domains": {"type": "array", "items": {"type": "string"}, "description": "Not these sites."},
+        "country": {"type": "string", "description": "Two-letter country code."},
+        "language": {"type": "string", "description": "Two-letter language code."},
     },
     "required": ["query"],
 }
@@ -5056,12 +5185,23 @@ def _web_search_tool(kindly: Kindly) -> Any:
     from pydantic import BeforeValidator
 
     def web_search(
-        ctx: Context[Any, Any], query: Annotated[str, BeforeValidator(lenient_text)] = "", num_results: Any = None
+        ctx: Context[Any, Any],
+        query: Annotated[str, BeforeValidator(lenient_text)] = "",
+        num_results: Any = None,
+        freshness: Any = None,
+        include_domains: Any = None,
+        exclude_domains: Any = None,
+        country: Any = None,
+        language: Any = None,
     ) -> Annotated[CallToolResult, WebSearchOutput]:
-        watch = _progress_to(ctx)
-        return _answered(
-            kindly, lambda: kindly.web_search(query, num_results, progress=watch, check_cancelled=_check_cancelled)
-        )
+        def search() -> SearchReport:
+            filters = checked_filters(freshness, include_domains, exclude_domains, country, language)
+            seen = _progress_to(ctx)
+            return kindly.web_search(
+                query, num_results, filters=filters, progress=seen, check_cancelled=_check_cancelled
+            )
+
+        return _answered(kindly, search)
 
     return _tool(web_search, "Search the web", WEB_SEARCH_DESCRIPTION, WEB_SEARCH_INPUT)
 
