@@ -176,10 +176,11 @@ def words(text: str) -> tuple[str, ...]:
 
 def http_url(text: str) -> str:
     """An http(s) URL without a trailing slash."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("an http:// or https:// URL")
-    return text.rstrip("/")
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return text.rstrip("/")
+    raise ValueError("an http:// or https:// URL")
 
 
 def log_level(text: str) -> str:
@@ -195,6 +196,17 @@ def url_credentials(text: str) -> list[str]:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         return [unquote(part) for part in (parts.password, parts.username) if part]
     return []
+
+
+def named_tokens(text: str) -> dict[str, str]:
+    """Tokens by name from "token" or "alice:token1,bob:token2"."""
+    entries = [entry.strip().rpartition(":") for entry in text.split(",") if entry.strip()]
+    return {name.strip() or "default": token.strip() for name, _, token in entries}
+
+
+def token_values(text: str) -> list[str]:
+    """The tokens alone, which must not be shown."""
+    return list(named_tokens(text).values())
 
 
 @dataclass(frozen=True)
@@ -253,6 +265,23 @@ class Settings:
     offline: bool = env("KINDLY_OFFLINE", default=False, parse=flag, help="true: open no network connection at all.")
     tools: tuple[str, ...] = env(
         "KINDLY_TOOLS", default=(), parse=words, help="Comma list of the tools to offer, instead of the usual choice."
+    )
+    http_token: str = env(
+        "KINDLY_HTTP_TOKEN",
+        secret=token_values,
+        help="Token that HTTP clients must send; several with a name each as alice:token1,bob:token2.",
+    )
+    http_hosts: tuple[str, ...] = env(
+        "KINDLY_HTTP_HOSTS",
+        default=(),
+        parse=words,
+        help="Host names under which HTTP clients may reach this server; needed only behind a name of its own.",
+    )
+    max_in_flight: int = env(
+        "KINDLY_MAX_IN_FLIGHT", default=256, parse=at_least(1), help="HTTP calls that are worked on at the same time."
+    )
+    max_in_flight_per_token: int = env(
+        "KINDLY_MAX_IN_FLIGHT_PER_TOKEN", default=256, parse=at_least(1), help="The same for one token."
     )
     log_level: str = env("KINDLY_LOG_LEVEL", default="WARNING", parse=log_level, help="DEBUG, INFO, WARNING or ERROR.")
     log_queries: bool = env(
@@ -3528,6 +3557,7 @@ class Browser:
         self._command = list(command) if command else None
         self._lock = threading.Lock()
         self._worker: _BrowserWorker | None = None
+        self.launches = 0
 
     def available(self) -> bool:
         """True where a page could be rendered, as far as a look tells."""
@@ -3586,6 +3616,7 @@ class Browser:
         with self._lock:
             if self._worker is None or self._worker.dead.is_set():
                 self._worker = _BrowserWorker(self._command or _worker_command(), self._worker_environ())
+                self.launches += 1
             return self._worker
 
     def _worker_environ(self) -> dict[str, str]:
@@ -4810,6 +4841,7 @@ class Kindly:
         *,
         breakers: Breakers,
         telemetry: Telemetry,
+        browser: Browser,
         redact: Redactor,
         closers: Sequence[Callable[[], None]] = (),
     ) -> None:
@@ -4818,6 +4850,7 @@ class Kindly:
         self.reader = reader
         self.breakers = breakers
         self.telemetry = telemetry
+        self.browser = browser
         self.redact = redact
         self._closers = tuple(closers)
 
@@ -4853,6 +4886,7 @@ class Kindly:
             Reader(http, steps, loaders=loaders, telemetry=telemetry),
             breakers=breakers,
             telemetry=telemetry,
+            browser=browser,
             redact=redact,
             closers=(browser.close, http.close),
         )
@@ -5159,7 +5193,61 @@ class GetContentOutput:
     page_content: str
 
 
-def build_server(kindly: Kindly) -> Any:
+class Metrics:
+    """Counts calls, attempts, pages and the state of the breakers for Prometheus."""
+
+    def __init__(self, kindly: Kindly) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError:
+            raise ConfigError("Metrics need the package prometheus-client: pip install prometheus-client.") from None
+        self._render = prometheus.generate_latest
+        self.registry = prometheus.CollectorRegistry()
+        self._calls = self._counter("mcp_tool_calls", "Tool calls.", ("tool", "provider", "status"))
+        self._requests = self._counter("provider_requests", "Requests.", ("operation", "provider", "status"))
+        self._pages = self._counter("pages", "Pages by how they were read.", ("method", "outcome"))
+        self._hits = self._counter("page_cache_hits", "Pages that came from the cache.", ())
+        self._duration = prometheus.Histogram(
+            "mcp_tool_duration_seconds", "Time of a tool call.", ("tool", "provider"), registry=self.registry
+        )
+        self._breakers = kindly.breakers
+        self._state = prometheus.Gauge(
+            "circuit_breaker_state", "0 closed, 1 half-open, 2 open.", ("operation", "provider"), registry=self.registry
+        )
+        launches = prometheus.Gauge("browser_launches", "Starts of the browser worker.", registry=self.registry)
+        launches.set_function(lambda: kindly.browser.launches)
+        kindly.telemetry.listeners.append(self.attempt)
+
+    def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Any:
+        import prometheus_client as prometheus
+
+        return prometheus.Counter(name, help, labels, registry=self.registry)
+
+    def attempt(self, operation: str, attempt: Attempt) -> None:
+        """Counts one attempt of a provider or of a way to read a page."""
+        self._requests.labels(operation, attempt.by, "ok" if attempt.outcome == "ok" else "error").inc()
+
+    def call(self, tool: str, seconds: float, meta: Mapping[str, Any] | None) -> None:
+        """Counts one tool call by its report's meta; None stands for a call that failed."""
+        provider = str((meta or {}).get("provider", ""))
+        self._calls.labels(tool, provider, "error" if meta is None else "ok").inc()
+        self._duration.labels(tool, provider).observe(seconds)
+        for page in self._pages_of(meta or {}):
+            self._pages.labels(page["method"], "failed" if page["failure"] else "ok").inc()
+            if page["method"] == "cache":
+                self._hits.inc()
+
+    def _pages_of(self, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [*meta.get("pages", []), *filter(None, [meta.get("page")])]
+
+    def page(self) -> bytes:
+        """The page that Prometheus scrapes."""
+        for (operation, provider), state in self._breakers.states().items():
+            self._state.labels(operation, provider).set(("closed", "half-open", "open").index(state))
+        return bytes(self._render(self.registry))
+
+
+def build_server(kindly: Kindly, metrics: Metrics | None = None) -> Any:
     """The MCP server with the tools that are configured."""
     try:
         from mcp.server.mcpserver import MCPServer
@@ -5175,11 +5263,11 @@ def build_server(kindly: Kindly) -> Any:
         title="Kindly Web Search",
         version=__version__,
         instructions=INSTRUCTIONS,
-        tools=[offered[name](kindly) for name in names],
+        tools=[offered[name](kindly, metrics) for name in names],
     )
 
 
-def _web_search_tool(kindly: Kindly) -> Any:
+def _web_search_tool(kindly: Kindly, metrics: Metrics | None) -> Any:
     from mcp.server.mcpserver import Context
     from mcp.types import CallToolResult
     from pydantic import BeforeValidator
@@ -5201,19 +5289,20 @@ def _web_search_tool(kindly: Kindly) -> Any:
                 query, num_results, filters=filters, progress=seen, check_cancelled=_check_cancelled
             )
 
-        return _answered(kindly, search)
+        return _answered("web_search", search, kindly, metrics)
 
     return _tool(web_search, "Search the web", WEB_SEARCH_DESCRIPTION, WEB_SEARCH_INPUT)
 
 
-def _get_content_tool(kindly: Kindly) -> Any:
+def _get_content_tool(kindly: Kindly, metrics: Metrics | None) -> Any:
     from mcp.types import CallToolResult
     from pydantic import BeforeValidator
 
     def get_content(
         url: Annotated[str, BeforeValidator(lenient_text)] = "", start_index: Any = 0
     ) -> Annotated[CallToolResult, GetContentOutput]:
-        return _answered(kindly, lambda: kindly.get_content(url, start_index, check_cancelled=_check_cancelled))
+        read = functools.partial(kindly.get_content, url, start_index, check_cancelled=_check_cancelled)
+        return _answered("get_content", read, kindly, metrics)
 
     return _tool(get_content, "Read a page", GET_CONTENT_DESCRIPTION, GET_CONTENT_INPUT)
 
@@ -5233,22 +5322,25 @@ def _tool(function: Callable[..., Any], title: str, description: str, schema: di
     return made.model_copy(update={"parameters": schema})
 
 
-def _answered(kindly: Kindly, action: Callable[[], SearchReport | PageReport]) -> "CallToolResult":
+def _answered(
+    tool: str, action: Callable[[], SearchReport | PageReport], kindly: Kindly, metrics: Metrics | None
+) -> "CallToolResult":
     """The tool result of an action: its answer as JSON and as text, or a one-sentence error."""
     from mcp.types import CallToolResult, TextContent
 
-    def text(content: str) -> list[Any]:
-        return [TextContent(type="text", text=content)]
-
+    started = time.monotonic()
+    meta: dict[str, Any] | None = None
     try:
         report = action()
+        meta, answer = report.meta, report.as_dict()
+        text = TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
+        return CallToolResult(content=[text], structured_content=answer, _meta={"kindly": meta})
     except SearchError as error:
-        logger.warning("tool failed: %s", kindly.redact(str(error)))
-        return CallToolResult(content=text(kindly.redact(str(error))), is_error=True)
-    answer = report.as_dict()
-    return CallToolResult(
-        content=text(json.dumps(answer, ensure_ascii=False)), structured_content=answer, _meta={"kindly": report.meta}
-    )
+        logger.warning("tool failed: tool=%s error=%s", tool, kindly.redact(str(error)))
+        return CallToolResult(content=[TextContent(type="text", text=kindly.redact(str(error)))], is_error=True)
+    finally:
+        if metrics:
+            metrics.call(tool, time.monotonic() - started, meta)
 
 
 def _progress_to(ctx: Any) -> Progress:
@@ -5266,6 +5358,167 @@ def _check_cancelled() -> None:
     from anyio import from_thread
 
     from_thread.check_cancelled()
+
+
+Receive = Callable[[], Any]
+Send = Callable[[dict[str, Any]], Any]
+PlainReply = tuple[int, str, Mapping[str, str]]
+
+
+class Gate:
+    """ASGI in front of the MCP endpoint: tokens, limits on calls in flight, and the routes for operators."""
+
+    def __init__(self, app: Any, kindly: Kindly, metrics: Metrics) -> None:
+        self._app = app
+        self._kindly = kindly
+        self._metrics = metrics
+        self._tokens = named_tokens(kindly.settings.http_token)
+        self._in_flight: dict[str, int] = {}
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answers what is ours and passes the rest on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        user = user_of(headers, self._tokens)
+        reply = self._own_reply(scope["path"], headers, user) or self._too_busy(user or "")
+        if reply:
+            await _plain_reply(send, *reply)
+            return
+        self._in_flight[user or ""] = self._in_flight.get(user or "", 0) + 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_flight[user or ""] -= 1
+
+    def _own_reply(self, path: str, headers: Mapping[str, str], user: str | None) -> "PlainReply | None":
+        """What is answered here: the routes for operators, and what is refused."""
+        if path == "/healthz":
+            return 200, "ok", {}
+        if user is None:
+            return 401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"}
+        if not self._origin_is_ours(headers):
+            return 403, "This origin is not allowed.", {}
+        if path == "/readyz":
+            problem = self._not_ready()
+            return (503, problem, {}) if problem else (200, "ready", {})
+        if path == "/metrics":
+            return 200, self._metrics.page().decode(), {}
+        return None
+
+    def _too_busy(self, user: str) -> "PlainReply | None":
+        """A refusal where too many calls are under way, for this user or for all."""
+        settings = self._kindly.settings
+        if self._in_flight.get(user, 0) >= settings.max_in_flight_per_token:
+            return 429, "Too many calls at the same time with this token.", RETRY_SOON
+        if sum(self._in_flight.values()) >= settings.max_in_flight:
+            return 503, "The server is busy.", RETRY_SOON
+        return None
+
+    def _origin_is_ours(self, headers: Mapping[str, str]) -> bool:
+        """False for a browser page of another site; programs send no Origin."""
+        if "origin" not in headers:
+            return True
+        allowed = {
+            *self._kindly.settings.http_hosts,
+            headers.get("host", "").rpartition(":")[0] or headers.get("host", ""),
+        }
+        return host_of(headers["origin"]) in {name.strip("[]").lower() for name in allowed}
+
+    def _not_ready(self) -> str:
+        if not self._kindly.router.providers:
+            return "No search provider is configured."
+        states = [state for (operation, _), state in self._kindly.breakers.states().items() if operation == "search"]
+        every = len(states) == len(self._kindly.router.providers) and all(state == "open" for state in states)
+        return "Every search provider is failing." if every else ""
+
+
+RETRY_SOON = {"Retry-After": "1"}
+
+
+def user_of(headers: Mapping[str, str], tokens: Mapping[str, str]) -> str | None:
+    """The name of the token that a request carries; "local" where none is asked for, None for a wrong one."""
+    import hmac
+
+    if not tokens:
+        return "local"
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    # Every token is compared, in constant time, so that the answer's delay tells nothing.
+    matches = [name for name, token in tokens.items() if hmac.compare_digest(token.encode(), sent.strip().encode())]
+    return matches[0] if matches and scheme.lower() == "bearer" else None
+
+
+async def _plain_reply(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
+    fields = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text.encode())), **headers}
+    raw = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
+    """The ASGI application: the MCP endpoint /mcp, stateless, behind the gate."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    metrics = Metrics(kindly)
+    names = kindly.settings.http_hosts
+    # For loopback the SDK makes its own rules; elsewhere any Host will do unless the operator has named some.
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(names),
+        allowed_hosts=[spelling for name in names for spelling in (name, f"{name}:*")],
+        allowed_origins=[
+            f"{scheme}://{name}{port}" for name in names for scheme in ("http", "https") for port in ("", ":*")
+        ],
+    )
+    server = build_server(kindly, metrics)
+    app = server.streamable_http_app(
+        host=host,
+        stateless_http=True,
+        json_response=False,
+        transport_security=None if is_loopback(host) and not names else security,
+    )
+    return Gate(app, kindly, metrics)
+
+
+def is_loopback(host: str) -> bool:
+    """True for the names and addresses of this very machine."""
+    literal = ip_literal(host.strip("[]"))
+    return host == "localhost" if literal is None else literal.is_loopback
+
+
+def serve_http(kindly: Kindly, host: str, port: int) -> None:
+    """Serves many clients over Streamable HTTP until SIGTERM; calls under way may finish first."""
+    import anyio.to_thread
+    import uvicorn
+
+    if not is_loopback(host) and not kindly.settings.http_token:
+        raise ConfigError(f"Set KINDLY_HTTP_TOKEN before binding {host}: anyone who reaches it could use your keys.")
+    app = http_app(kindly, host)
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(kindly.settings.total_timeout) + 5,
+    )
+
+    async def run() -> None:
+        # A tool call waits in a thread of its own: the default of 40 would be the real limit otherwise.
+        anyio.to_thread.current_default_thread_limiter().total_tokens = kindly.settings.max_in_flight
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+    print(f"Listening on http://{host}:{listener.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
+    try:
+        anyio.run(run)
+    finally:
+        kindly.close()
 
 
 def serve_stdio(kindly: Kindly) -> None:
@@ -5307,6 +5560,7 @@ CONTEXT_BUDGETS = {"claude-code": 60_000, "claude-desktop": 60_000, "codex": 40_
 
 EXAMPLES = """examples:
   kindly-web-search-mcp-server start-mcp-server --context codex
+  KINDLY_HTTP_TOKEN=secret kindly-web-search-mcp-server start-mcp-server --http --host 0.0.0.0 --port 8000
   kindly-web-search-mcp-server web-search "python asyncio timeout" -n 5
   kindly-web-search-mcp-server get-content https://docs.python.org/3/library/asyncio.html
   kindly-web-search-mcp-server demo
@@ -5357,17 +5611,28 @@ def build_parser() -> Any:
 
 
 def _add_server(commands: Any) -> None:
-    command = commands.add_parser("start-mcp-server", help="serve an MCP client over stdio")
+    command = commands.add_parser("start-mcp-server", help="serve MCP clients over stdio, or over HTTP with --http")
     command.add_argument(
         "--context", default="", metavar="CLIENT", help="the client, e.g. codex; tunes the answer size"
     )
-    command.add_argument("forwarded", nargs="*", metavar="-- ARGS", help="further options, for wrappers that need it")
-    command.set_defaults(run=_run_server)
+    command.add_argument("--http", action="store_true", help="serve Streamable HTTP at /mcp instead of stdio")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    command.add_argument("--port", type=int, default=8000, help="port to listen on (default 8000)")
+    command.add_argument("--log-format", choices=("text", "json"), default="text", help="how log lines are written")
+    command.add_argument("forwarded", nargs="*", metavar="-- OPTIONS", help="the same options, for wrappers")
+    command.set_defaults(run=functools.partial(_run_server, command))
 
 
-def _run_server(arguments: Any) -> int:
-    kindly = open_kindly(context=arguments.context)
-    serve_stdio(kindly)
+def _run_server(command: Any, arguments: Any) -> int:
+    # Wrappers put `--` before the options that they forward; what they know and we do not is none of our business.
+    arguments, unknown = command.parse_known_args(arguments.forwarded, arguments)
+    kindly = open_kindly(context=arguments.context, log_format=arguments.log_format)
+    if unknown:
+        logger.warning("unknown options are ignored: %s", " ".join(unknown))
+    if arguments.http:
+        serve_http(kindly, arguments.host, arguments.port)
+    else:
+        serve_stdio(kindly)
     return 0
 
 
@@ -5402,23 +5667,29 @@ def _run_get_content(arguments: Any) -> int:
     return EXIT_FAILED if report.failure else 0
 
 
-def open_kindly(*, context: str = "") -> Kindly:
+def open_kindly(*, context: str = "", log_format: str = "text") -> Kindly:
     """A Kindly from the environment of this process, with its log on stderr."""
     kindly = Kindly.from_env(max_response_chars=CONTEXT_BUDGETS.get(context))
-    configure_logging(kindly)
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormat(kindly.redact, log_format))
+    logging.basicConfig(level=kindly.settings.log_level, handlers=[handler], force=True)
     return kindly
 
 
-def configure_logging(kindly: Kindly) -> None:
-    """Sends the log to stderr, through the redactor: other libraries log addresses with keys in them."""
+class LogFormat(logging.Formatter):
+    """Log lines as text or JSON, through the redactor: other libraries log addresses with keys in them."""
 
-    class Redacted(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return kindly.redact(super().format(record))
+    def __init__(self, redact: Redactor, style: str) -> None:
+        super().__init__("%(levelname)s %(name)s %(message)s")
+        self._redact = redact
+        self._json = style == "json"
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(Redacted("%(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=kindly.settings.log_level, handlers=[handler], force=True)
+    def format(self, record: logging.LogRecord) -> str:
+        if not self._json:
+            return self._redact(super().format(record))
+        line = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
+        message = record.getMessage() + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+        return self._redact(json.dumps({**line, "message": message}, ensure_ascii=False))
 
 
 def _print_answer(answer: dict[str, Any], markdown: str, *, as_json: bool) -> None:
@@ -5627,7 +5898,8 @@ def demo_page(run: DemoRun) -> str:
     return (
         "<!doctype html><meta charset=utf-8><title>Kindly demo</title><style>body{font:15px system-ui;margin:2em;"
         "max-width:60em}pre{white-space:pre-wrap;background:#f6f6f4;padding:1em;border-radius:6px}"
-        f'svg text{{font-size:12px}}</style><h1>Kindly Web Search: the demo</h1><svg width="800" height="{24 * len(bars)}">{rows}</svg>'
+        "svg text{font-size:12px}</style><h1>Kindly Web Search: the demo</h1>"
+        f'<svg width="800" height="{24 * len(bars)}">{rows}</svg>'
         f"<pre>{story}</pre>"
     )
 
