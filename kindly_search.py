@@ -610,7 +610,7 @@ class AddressGuard:
         entries = words(allow)
         self._allow_all = "*" in entries
         self._allowed_networks = [network for network in map(_network, entries) if network]
-        self._allowed_names = {entry.strip("[]") for entry in entries}
+        self._allowed_names = {entry.replace("[", "").replace("]", "") for entry in entries}
 
     def target(self, url: str) -> Target:
         """The URL in canonical form. Refuses bad URLs, and private addresses and names as far as a look tells."""
@@ -832,7 +832,7 @@ class Http:
                 location = reply.headers.get("location", "")
                 if reply.status not in REDIRECT_STATUSES or not location:
                     return reply
-                url = urljoin(target.url, _readable_location(location))
+                url = _next_hop(target.url, location)
         raise PageFailed("too many redirects", final=True)
 
     def api(
@@ -864,7 +864,9 @@ class Http:
         adapter = self._adapter(guarded)
         session.mount("http://", adapter)
         session.mount("https://", adapter)
-        session.close = lambda: None  # type: ignore[method-assign]  # the adapter is shared
+        # The adapter is shared, and requests would read the whole body of a redirect to prepare for the next hop.
+        session.close = lambda: None  # type: ignore[method-assign]
+        session.get_redirect_target = lambda resp: None  # type: ignore[method-assign]
         return session
 
     def _adapter(self, guarded: bool) -> Any:
@@ -886,13 +888,12 @@ class Http:
         import requests
         import urllib3
 
-        request = session.prepare_request(requests.Request(method, url, **parts))
-        host = urlsplit(url).hostname or ""
+        host = host_of(url)
         if not deadline.remaining():
             raise Timeout(f"{host} was not asked: the time was up")
         try:
             response = session.send(
-                request,
+                session.prepare_request(requests.Request(method, url, **parts)),
                 stream=True,
                 allow_redirects=False,
                 # Not a plain number: only `total` covers connecting, headers and body together.
@@ -902,13 +903,13 @@ class Http:
             )
             with response:
                 return self._read(response, deadline, wanted)
+        except requests.exceptions.InvalidHeader:
+            raise ConfigError(f"A header for {host} cannot be sent: is there a line break in its key?") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise _transport_error(error, host) from None
 
     def _proxies(self, url: str) -> dict[str, str]:
-        import requests.utils
-
-        if requests.utils.should_bypass_proxies(url, no_proxy=self.settings.no_proxy or None):
+        if bypasses_proxy(url, self.settings.no_proxy):
             return {}
         named = {"http": self.settings.http_proxy, "https": self.settings.https_proxy}
         return {scheme: proxy for scheme, proxy in named.items() if proxy}
@@ -916,7 +917,7 @@ class Http:
     def _read(self, response: Any, deadline: Deadline, wanted: Callable[[str], bool]) -> Reply:
         headers = {name.lower(): value for name, value in response.headers.items()}
         reply = Reply(response.url, response.status_code, headers, b"")
-        if not wanted(reply.content_type):
+        if not wanted(reply.content_type) or (reply.status in REDIRECT_STATUSES and "location" in headers):
             return reply
         body = bytearray()
         for chunk in response.iter_content(DOWNLOAD_CHUNK):
@@ -936,15 +937,31 @@ class Http:
             self._adapters.clear()
 
 
+def bypasses_proxy(url: str, no_proxy: str) -> bool:
+    """True for a host that NO_PROXY names: itself, its domain, its network, host:port or *."""
+    port, host = urlsplit(url).port, host_of(url)
+    literal = ip_literal(host)
+    for entry in words(no_proxy):
+        name, network = entry.removeprefix("*").removeprefix("."), _network(entry)
+        if not name or host == name or host.endswith(f".{name}") or f"{host}:{port}" == name:
+            return True
+        if literal is not None and network is not None and literal in network:
+            return True
+    return False
+
+
 class Dropped(Unreachable):
     """The other side closed the connection in mid-sentence."""
 
 
-def _readable_location(location: str) -> str:
-    """A Location header as text: servers send raw UTF-8, which http.client reads as Latin-1."""
+def _next_hop(url: str, location: str) -> str:
+    """Where a Location header leads; servers send raw UTF-8 in it, which http.client reads as Latin-1."""
     with contextlib.suppress(UnicodeError):
         location = location.encode("latin-1").decode("utf-8")
-    return location.strip().replace(" ", "%20")
+    try:
+        return urljoin(url, location.strip().replace(" ", "%20"))
+    except ValueError:
+        raise PageFailed("redirected to an unreadable address", final=True) from None
 
 
 def _transport_error(error: BaseException, host: str) -> SearchError:
@@ -1040,7 +1057,7 @@ class _Connection:
             try:
                 self._dns_host = address
                 return super()._new_conn()  # type: ignore[misc, no-any-return]
-            except Exception as error:  # urllib3 has its own; the last one is raised below
+            except Exception as error:  # noqa: BLE001  # urllib3 has many; the last one is raised below
                 failure = error
             finally:
                 self._dns_host = name
@@ -1114,10 +1131,10 @@ OUT_OF_CREDIT = re.compile(r"credit", re.IGNORECASE)
 PATTERN_REFUSED = re.compile(r"pattern not allowed", re.IGNORECASE)
 
 # Words that SearXNG takes for commands at the start of a query: !!bang, !engine, :language, <timeout.
-SEARXNG_COMMAND = re.compile(r"(?<!\S)(?:!+|:|<)(?=\S)")
+SEARXNG_COMMAND = re.compile(r"(?<!\S)(?:!+(?=\w)|:(?=\w)|<(?=\d))")
 
-# A tag in a title or snippet.
-TAG = re.compile(r"<[^<>]*>")
+# A tag in a title or snippet; "a < b" is none.
+TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 FRESHNESS_DAYS = {"day": 1, "week": 7, "month": 31, "year": 366}
 
@@ -1271,7 +1288,8 @@ class Exa:
 
 
 def _exa_snippet(item: dict[str, Any]) -> Any:
-    highlights = [part for part in item.get("highlights") or () if isinstance(part, str)]
+    listed = item.get("highlights")
+    highlights = [part for part in listed if isinstance(part, str)] if isinstance(listed, list) else []
     return " … ".join(highlights) or item.get("summary") or item.get("text")
 
 
@@ -1748,6 +1766,9 @@ class Router:
             return provider.search(self._http, sent, limit, deadline=time_left, filters=filters)
 
         def once() -> list[SearchResult]:
+            if not deadline.remaining():
+                # Outside the breaker: a provider that was not even asked must not be blamed.
+                raise Timeout("The search did not finish in time.")
             guarded = functools.partial(breaker.call, search)
             return self._telemetry.timed("search", provider.name, guarded, attempts, query=sent)
 
@@ -1778,11 +1799,12 @@ class Router:
             due = min(self._breakers.of("search", provider.name).due_in() for provider, _ in errors)
             names = ", ".join(provider.label for provider, _ in errors)
             return AllProvidersFailed(f"Search is paused after repeated failures of {names}; next try in {due:.0f} s.")
-        (_, first), *others = errors
+        (primary, first), *others = errors
         if not others:
             return first
+        said = f"{primary.label} is {first}" if isinstance(first, CircuitOpen) else str(first)
         note = ", ".join(f"{provider.label} ({error.brief})" for provider, error in others)
-        return AllProvidersFailed(f"{first} The fallback failed too: {note}.", attempts)
+        return AllProvidersFailed(f"{said.rstrip('.')}. The fallback failed too: {note}.", attempts)
 
 
 def _nothing_configured() -> str:
@@ -1805,31 +1827,41 @@ def _domain_passes(link: str, filters: Filters) -> bool:
 
 # What a traceback or log line adds to an error without saying anything about it: frames, paths, addresses, times.
 TRACE_NOISE = re.compile(
-    r'File "[^"]*", line \d+(?:, in \S+)?|\bat \S+\([^)\n]*\)|0x[0-9a-fA-F]{4,}'
-    r"|(?:[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}(?::\d+)*|\d{4}-\d\d-\d\dT?[\d:., ]*Z?"
+    r'File "[^"\n]{0,300}", line \d+(?:, in \S{1,200})?|\bat \S{1,200}\([^)\n]{0,200}\)|0x[0-9a-fA-F]{4,}|[~^]{2,}'
+    r"|(?:[A-Za-z]:)?(?:[/\\][\w.@+-]{1,200}){2,40}(?::\d+){0,3}|\d{4}-\d\d-\d\dT?[\d:., ]{0,30}Z?"
 )
 
+#: Characters of a pasted query that are looked at, from its beginning and as many from its end.
+QUERY_ENDS = 8000
+
 # The line that names an error: "ValueError: bad input", "java.lang.NullPointerException", "error[E0382]: …".
-ERROR_LINE = re.compile(r"^.*(?:\b\w*(?:Error|Exception|Warning|Panic)\b|\berror\b|\bfatal\b|\bpanicked\b).*$", re.M)
+ERROR_LINE = re.compile(r"^.*(?:(?:Error|Exception|Warning|Panic)\b|\b(?:error|fatal|panicked)\b).*$", re.M)
 
 
 def shorten_query(query: str, limit: int) -> str:
     """The query within `limit` characters. Of a pasted stack trace the lines that name the error stay."""
-    query = " ".join(query.split()) if len(query) <= limit else query
-    if len(query) <= limit:
-        return query
+    if len(query) > 2 * QUERY_ENDS:
+        query = f"{query[:QUERY_ENDS]}\n{query[-QUERY_ENDS:]}"
+    plain = " ".join(query.split())
+    if len(plain) <= limit:
+        return plain
     telling = ERROR_LINE.findall(query)
     # The last error of a chain is the one that was reported; the question around a paste stands in its first line.
     picked = "\n".join([*reversed(telling), query.strip().partition("\n")[0], query]) if telling else query
-    distinct = dict.fromkeys(TRACE_NOISE.sub(" ", picked).split())
+    return _first_words(dict.fromkeys(TRACE_NOISE.sub(" ", picked).split()), limit) or plain[:limit]
+
+
+def _first_words(found: Iterable[str], limit: int) -> str:
+    """As many of the words as fit; one without an end, as in languages that use no blanks, is cut."""
     kept: list[str] = []
     room = limit
-    for word in distinct:
-        if len(word) + 1 > room:
+    for word in found:
+        if len(word) > room:
+            kept += [word[:room]] if room > limit // 2 else []
             break
         kept.append(word)
         room -= len(word) + 1
-    return " ".join(kept) or query[:limit]
+    return " ".join(kept)
 
 
 # ----------------------------------------------------------------------------
@@ -3939,8 +3971,8 @@ LANGUAGES = dict(
         "rb:ruby php:php pl:perl pm:perl lua:lua r:r jl:julia scala:scala clj:clojure ex:elixir exs:elixir erl:erlang "
         "hs:haskell ml:ocaml mli:ocaml nim:nim zig:zig dart:dart v:verilog vhd:vhdl sh:bash bash:bash zsh:bash "
         "fish:fish ps1:powershell bat:bat cmd:bat sql:sql css:css scss:scss less:less vue:vue svelte:svelte json:json "
-        "jsonl:json yaml:yaml yml:yaml toml:toml ini:ini cfg:ini conf:ini xml:xml xsl:xml svg:xml csv:csv tsv:tsv diff:diff "
-        "patch:diff proto:protobuf graphql:graphql gql:graphql tf:hcl hcl:hcl cmake:cmake gradle:groovy groovy:groovy "
+        "jsonl:json yaml:yaml yml:yaml toml:toml ini:ini cfg:ini conf:ini xml:xml xsl:xml svg:xml csv:csv tsv:tsv "
+        "diff:diff patch:diff proto:protobuf graphql:graphql gql:graphql tf:hcl hcl:hcl cmake:cmake gradle:groovy groovy:groovy "
         "tex:latex asm:asm s:asm el:elisp lisp:lisp vim:vim mk:makefile makefile:makefile dockerfile:dockerfile "
         "ipynb:json lock:text"
     ).split()
@@ -4164,7 +4196,7 @@ def pdf_to_markdown(body: bytes, *, deadline: Deadline) -> str:
         return _pdf_text(reader, deadline)
     except SearchError:
         raise
-    except Exception:  # pypdf raises almost anything on a damaged file
+    except Exception:  # noqa: BLE001  # pypdf raises almost anything on a damaged file
         raise PageFailed(DAMAGED_PDF, final=True) from None
 
 
@@ -4582,12 +4614,17 @@ def _line_groups(lines: list[str], room: int) -> Iterator[list[str]]:
 
 def _line_pieces(line: str, room: int) -> Iterator[str]:
     """A line in pieces that fit, cut at the end of a sentence or a word where there is one."""
-    while cost(line) > room:
-        window = line[: max(1, room // 2)]
-        cut = max(window.rfind(". ") + 2, window.rfind(" ") + 1 if ". " not in window else 0) or len(window)
-        yield line[:cut]
-        line = line[cut:]
-    yield line
+    start = 0
+    # The length settles it for all but the last few pieces; the cost of the whole rest each time would be quadratic.
+    while len(line) - start > room or cost(line[start:]) > room:
+        window = line[start : start + max(1, room // 2)]
+        while cost(window) > room and len(window) > 1:
+            window = window[: len(window) // 2]
+        sentence, word = window.rfind(". "), window.rfind(" ")
+        cut = sentence + 2 if sentence >= 0 else word + 1 if word >= 0 else len(window)
+        yield window[:cut]
+        start += cut
+    yield line[start:]
 
 
 @dataclass(frozen=True)
@@ -5902,7 +5939,7 @@ class Kindly:
         [page] = self._read_all([url], deadline, _no_progress, check_cancelled)
         start = checked_index(start_index)
         content = continued(self.redact(page.markdown), url, start=start, limit=self.settings.max_response_chars)
-        return PageReport(url, content, page.failure, {"page": _page_meta(page)})
+        return PageReport(url, content, page.failure, {"page": self._page_meta(page)})
 
     def answer(
         self,
@@ -5947,7 +5984,7 @@ class Kindly:
         def cancelled() -> bool:
             try:
                 check_cancelled()
-            except BaseException:  # raised again below, once the CLI has been ended
+            except BaseException:  # noqa: BLE001  # raised again below, once the CLI has been ended
                 return True
             return False
 
@@ -6007,7 +6044,7 @@ class Kindly:
         def run() -> None:
             try:
                 future.set_result(action())
-            except BaseException as error:  # handed on to whoever waits
+            except BaseException as error:  # noqa: BLE001  # handed on to whoever waits
                 future.set_exception(error)
 
         threading.Thread(target=run, daemon=True, name="kindly").start()
@@ -6022,7 +6059,15 @@ class Kindly:
             "query": self.redact(hits.query),
             "ignored_filters": list(hits.ignored_filters),
             "attempts": [dataclasses.asdict(attempt) for attempt in hits.attempts],
-            "pages": [_page_meta(page) for page in pages],
+            "pages": [self._page_meta(page) for page in pages],
+        }
+
+    def _page_meta(self, page: Page) -> dict[str, Any]:
+        return {
+            "url": self.redact(page.url),
+            "method": "cache" if page.cached else page.method,
+            "failure": page.failure,
+            "attempts": [dataclasses.asdict(attempt) for attempt in page.attempts],
         }
 
     def close(self) -> None:
@@ -6081,16 +6126,6 @@ def _mostly_same(marks: set[int], known: set[int]) -> bool:
 
 #: Every class whose variables are read from the environment.
 CONFIGURED: tuple[type, ...] = (*PROVIDERS, *LOADERS, OpenAIAnswers, GeminiCLI, RateLimit, BrowserSettings, Settings)
-
-
-def _page_meta(page: Page) -> dict[str, Any]:
-    attempts = [dataclasses.asdict(attempt) for attempt in page.attempts]
-    return {
-        "url": page.url,
-        "method": "cache" if page.cached else page.method,
-        "failure": page.failure,
-        "attempts": attempts,
-    }
 
 
 def checked_query(query: Any) -> str:

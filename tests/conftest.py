@@ -1,5 +1,7 @@
 """What every test gets: no network but loopback, a clean environment, and `serve`, a real web server on loopback.
 
+Used like this:
+
     def test_something(serve):
         site = serve({"/": "<p>Hello</p>", "/gone": (410, {}, ""), "/slow": lambda request: request.hold()})
         ... site.url, site.host ("127.0.0.1:12345"), site.port, site.requests, site.paths ...

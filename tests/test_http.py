@@ -200,12 +200,21 @@ def takes_less_than(seconds):
 @pytest.mark.parametrize("host", PRIVATE_HOSTS)
 def test_a_private_address_is_refused_in_every_spelling(host, make_http):
     http = make_http(allow_private_hosts="")
-    with pytest.raises(AddressNotAllowed, match="address not allowed: .* KINDLY_ALLOW_PRIVATE_HOSTS"):
+    with pytest.raises(AddressNotAllowed, match=r"address not allowed: .* KINDLY_ALLOW_PRIVATE_HOSTS"):
         http.get(f"http://{host}/", deadline=within())
 
 
 @pytest.mark.parametrize(
-    "host", ["8.8.8.8", "134744072", "1.1.1.1", "[2606:4700:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]", "example.com"]
+    "host",
+    [
+        "8.8.8.8",
+        "134744072",
+        "1.1.1.1",
+        "[2606:4700:4700::1111]",
+        "[::ffff:8.8.8.8]",
+        "[64:ff9b::808:808]",
+        "example.com",
+    ],
 )
 def test_a_public_address_passes_the_guard(host):
     target = AddressGuard().target(f"https://{host}/")
@@ -214,11 +223,13 @@ def test_a_public_address_passes_the_guard(host):
 
 def test_a_name_that_resolves_to_a_private_address_is_refused_before_connecting(make_http):
     guard = AddressGuard(resolve=resolver(["10.0.0.1"]))
-    with pytest.raises(AddressNotAllowed, match="inside.example is private"):
+    with pytest.raises(AddressNotAllowed, match=r"inside\.example is private"):
         make_http(guard=guard).get("http://inside.example/", deadline=within())
 
 
-@pytest.mark.parametrize("addresses", [[PUBLIC, "10.0.0.1"], ["10.0.0.1", PUBLIC], [PUBLIC, "::1"], [PUBLIC, "fe80::1%2"]])
+@pytest.mark.parametrize(
+    "addresses", [[PUBLIC, "10.0.0.1"], ["10.0.0.1", PUBLIC], [PUBLIC, "::1"], [PUBLIC, "fe80::1%2"]]
+)
 def test_one_private_address_among_several_refuses_the_name(addresses, make_http):
     guard = AddressGuard(resolve=resolver(addresses))
     with pytest.raises(AddressNotAllowed):
@@ -329,7 +340,13 @@ def test_the_operators_endpoints_are_trusted(serve, make_http):
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize(
     "location",
-    ["http://10.0.0.1/", "http://169.254.169.254/latest/meta-data/", "//localhost/", "http://[::ffff:10.0.0.1]/", "http://0x7f.2/"],
+    [
+        "http://10.0.0.1/",
+        "http://169.254.169.254/latest/meta-data/",
+        "//localhost/",
+        "http://[::ffff:10.0.0.1]/",
+        "http://0x7f.2/",
+    ],
 )
 def test_a_redirect_to_a_private_address_is_refused(status, location, serve, http):
     site = serve({"/": (status, {"Location": location}, "")})
@@ -341,11 +358,13 @@ def test_a_redirect_to_a_private_address_is_refused(status, location, serve, htt
 def test_a_redirect_to_a_name_that_resolves_privately_is_refused(serve, make_http):
     site = serve({"/": (302, {"Location": "http://inside.example/"}, "")})
     http = make_http(guard=AddressGuard("127.0.0.1", resolve=resolver(["192.168.0.1"])))
-    with pytest.raises(AddressNotAllowed, match="inside.example"):
+    with pytest.raises(AddressNotAllowed, match=r"inside\.example"):
         http.get(site.url, deadline=within())
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "javascript:alert(1)", "ftp://example.com/", "http://a b\\c/", "http://["])
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "javascript:alert(1)", "ftp://example.com/", "http://a b\\c/", "http://["]
+)
 def test_a_redirect_to_something_unreadable_is_an_error_of_ours(location, serve, http):
     site = serve({"/": (302, {"Location": location}, "")})
     with pytest.raises(SearchError):
@@ -367,7 +386,9 @@ def test_a_redirect_to_something_unreadable_is_an_error_of_ours(location, serve,
     ],
 )
 def test_a_location_may_be_relative(location, arrives_at, serve, http):
-    site = serve(lambda request: (302, {"Location": location.format(host=site.host)}, "") if request.path == "/a/b" else "there")
+    site = serve(
+        lambda request: (302, {"Location": location.format(host=site.host)}, "") if request.path == "/a/b" else "there"
+    )
     reply = http.get(f"{site.url}/a/b", deadline=within())
     assert reply.body == b"there"
     assert site.paths == ["/a/b", arrives_at]
@@ -379,7 +400,9 @@ def test_a_location_may_be_raw_utf8(raw, serve, http):
     def route(request):
         if request.path != "/":
             return "arrived"
-        return request.send(b"HTTP/1.1 302 Found\r\nConnection: close\r\nLocation: " + raw.encode() + b"\r\nContent-Length: 0\r\n\r\n")
+        return request.send(
+            b"HTTP/1.1 302 Found\r\nConnection: close\r\nLocation: " + raw.encode() + b"\r\nContent-Length: 0\r\n\r\n"
+        )
 
     site = serve(route)
     assert http.get(site.url, deadline=within()).body == b"arrived"
@@ -419,7 +442,7 @@ def test_the_deadline_counts_for_all_redirects_together(serve, http):
 
     site = serve(route)
     with takes_less_than(1.5), pytest.raises(Timeout):
-        http.get(site.url, deadline=within(0.5))
+        http.get(site.url, deadline=within(0.3))
 
 
 def test_an_endpoint_that_redirects_is_not_followed_so_that_a_key_goes_to_its_owner_only(serve, http):
@@ -475,7 +498,7 @@ def test_a_body_of_exactly_the_cap_is_whole(serve, make_http):
     [("gzip", lambda data: gzip.compress(data, 9)), ("deflate", lambda data: zlib.compress(data, 9))],
 )
 def test_the_cap_counts_bytes_after_decompression(encoding, compress, serve, make_http):
-    bomb = compress(bytes(100_000_000))
+    bomb = compress(bytes(30_000_000))
     assert len(bomb) < 200_000
     site = serve({"/": (200, {"Content-Encoding": encoding}, bomb)})
     with takes_less_than(3):
@@ -552,21 +575,21 @@ SLOW_SERVERS = {
 def test_the_deadline_holds_for_the_whole_answer_of_a_page(slow, serve, http):
     site = serve(slow)
     with takes_less_than(1.5), pytest.raises(Timeout, match=r"127\.0\.0\.1 did not"):
-        http.get(site.url, deadline=within(0.5))
+        http.get(site.url, deadline=within(0.3))
     assert len(site.requests) == 1
 
 
 @pytest.mark.parametrize("name", ["silence", "dripping headers", "dripping body"])
 def test_the_deadline_holds_for_the_whole_answer_of_an_endpoint(name, serve, http):
     with takes_less_than(1.5), pytest.raises(Timeout):
-        http.api("POST", serve(SLOW_SERVERS[name]).url, json={}, deadline=within(0.5))
+        http.api("POST", serve(SLOW_SERVERS[name]).url, json={}, deadline=within(0.3))
 
 
 def test_the_deadline_holds_on_a_connection_that_is_used_again(serve, http):
     site = serve({"/fast": "ok", "/slow": SLOW_SERVERS["dripping body"]})
     http.get(f"{site.url}/fast", deadline=within(30))
     with takes_less_than(1.5), pytest.raises(Timeout):
-        http.get(f"{site.url}/slow", deadline=within(0.5))
+        http.get(f"{site.url}/slow", deadline=within(0.3))
     assert len(site.connections) == 1
 
 
@@ -634,7 +657,15 @@ def test_an_api_call_is_not_repeated_behind_the_routers_back(serve, http):
     assert len(site.requests) == 1
 
 
-@pytest.mark.parametrize("garbage", [b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00\x01\x02\x03" * 10, b"HTTP/1.1 abc OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"X" * 70_000 + b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\x00\x01\x02\x03" * 10,
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X" * 70_000 + b"\r\n\r\n",
+    ],
+)
 def test_a_server_that_does_not_speak_http_is_an_error_of_ours(garbage, serve, http):
     site = serve(lambda request: request.send(garbage))
     with pytest.raises(Unreachable):
@@ -676,7 +707,7 @@ def test_https_to_a_plain_port_is_a_failed_secure_connection(plain_port, http):
 
 def test_a_silent_tls_handshake_ends_at_the_deadline(http):
     with socket.create_server(("127.0.0.1", 0)) as listener, takes_less_than(1.5), pytest.raises(Timeout):
-        http.get(f"https://127.0.0.1:{listener.getsockname()[1]}/", deadline=within(0.5))
+        http.get(f"https://127.0.0.1:{listener.getsockname()[1]}/", deadline=within(0.3))
 
 
 # -- what is sent ------------------------------------------------------------
@@ -690,7 +721,9 @@ def test_a_bad_url_is_invalid_input_in_a_short_sentence(url, http):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", [".example.com", "-", "_", "a" * 64 + ".example", "example.com." * 30, "xn--", "xn--a.example", "[::1]x"])
+@pytest.mark.parametrize(
+    "host", [".example.com", "-", "_", "a" * 64 + ".example", "example.com." * 30, "xn--", "xn--a.example", "[::1]x"]
+)
 def test_a_strange_host_name_is_an_error_of_ours_and_no_crash(host, make_http):
     http = make_http(guard=AddressGuard("127.0.0.1", resolve=lambda *args, **kwargs: []))
     with pytest.raises(SearchError):
@@ -765,7 +798,7 @@ def test_the_passwords_of_netrc_are_never_used(variable, serve, http, tmp_path, 
 
 def test_a_header_that_cannot_be_sent_is_an_error_of_ours_without_its_value(serve, http):
     site = serve({"/": "{}"})
-    for key in ("hunter2\nX-Evil: 1", "hunter2-☃", "hunter2\x00"):
+    for key in ("hunter2\nX-Evil: 1", "hunter2\r", " hunter2", "hunter2-☃"):
         with pytest.raises(SearchError) as caught:
             http.api("POST", site.url, headers={"X-API-KEY": key}, json={}, deadline=within())
         assert "hunter2" not in str(caught.value)
@@ -879,14 +912,14 @@ def test_a_dead_proxy_is_unreachable(serve, make_http):
 def test_the_deadline_holds_behind_a_proxy(serve, make_http):
     proxy = serve(SLOW_SERVERS["dripping body"])
     with takes_less_than(1.5), pytest.raises(Timeout):
-        make_http(http_proxy=proxy.url).get("http://example.com/", deadline=within(0.5))
+        make_http(http_proxy=proxy.url).get("http://example.com/", deadline=within(0.3))
 
 
 @pytest.mark.parametrize("slow", ["silence", "dripping status line", "dripping headers"])
 def test_the_deadline_holds_while_a_proxy_connects(slow, serve, make_http):
     proxy = serve(SLOW_SERVERS[slow])
     with takes_less_than(1.5), pytest.raises(Timeout):
-        make_http(https_proxy=proxy.url).get("https://example.com/", deadline=within(0.5))
+        make_http(https_proxy=proxy.url).get("https://example.com/", deadline=within(0.3))
 
 
 # -- offline -----------------------------------------------------------------
@@ -896,9 +929,9 @@ def test_offline_mode_opens_no_socket(serve, make_http):
     site = serve({"/": "hello"})
     looked_up = resolver(["127.0.0.1"])
     http = make_http(offline=True, guard=AddressGuard("*", resolve=looked_up))
-    with pytest.raises(Offline, match="^scrape unavailable: offline mode is enabled$"):
+    with pytest.raises(Offline, match=r"^scrape unavailable: offline mode is enabled$"):
         http.get(f"http://name.example:{site.port}/", deadline=within())
-    with pytest.raises(Offline, match="^search unavailable: offline mode is enabled$"):
+    with pytest.raises(Offline, match=r"^search unavailable: offline mode is enabled$"):
         http.api("POST", site.url, json={}, deadline=within())
     assert looked_up.calls == []
     assert site.connections == []
