@@ -54,10 +54,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import parse_qs, parse_qsl, quote, quote_plus, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -3873,6 +3874,9 @@ HTTP_STEP_SECONDS = 20.0
 SHORT_TEXT = 1500
 THIN_TEXT = 250
 
+#: The part of the time that a loader may take before the content chain gets its chance.
+LOADER_SHARE = 0.6
+
 #: Hosts that are remembered for needing the browser.
 MOST_BROWSER_HOSTS = 1000
 
@@ -4216,8 +4220,174 @@ def _pdf_text(reader: Any, deadline: Deadline) -> str:
     return "\n\n".join(part for part in (f"# {title}" if title else "", *pages, notice) if part)
 
 
+# -- loaders -----------------------------------------------------------------
+#
+# Loaders: on some sites the answer is in the conversation, not on the page around it. A loader is one block, and one
+# word in LOADERS below. Whatever SearchError it raises, the page is read by the content chain instead.
+
+#: Who stands behind a post whose account is gone.
+DELETED_USER = "deleted user"
+
+#: Items on a page of an API's list, and the pages of one list that are read at most.
+LIST_PAGE = 100
+MOST_PAGES = 5
+
+#: Replies to replies that are followed; no thread of people goes this deep.
+DEEPEST_THREAD = 100
+
+#: Hosts of StackExchange outside *.stackexchange.com and the names its API has for them.
+STACKEXCHANGE_HOSTS = {
+    "stackoverflow.com": "stackoverflow",
+    "superuser.com": "superuser",
+    "serverfault.com": "serverfault",
+    "askubuntu.com": "askubuntu",
+    "stackapps.com": "stackapps",
+    "mathoverflow.net": "mathoverflow.net",
+}
+
+#: What may stand before these hosts: the languages of Stack Overflow, and the site about each site.
+STACKEXCHANGE_PREFIXES = frozenset(words("meta,es,ja,pt,ru,es.meta,ja.meta,pt.meta,ru.meta"))
+
+#: Subdomains of stackexchange.com that hold no questions.
+STACKEXCHANGE_SERVICES = frozenset(words("api,area51,blog,chat,data,openid,www"))
+
+# A question or an answer: /questions/12, /questions/12/slug/34 (34 is an answer), /q/12 and /a/34, with or without
+# the number of the user who shared the link.
+STACKEXCHANGE_PATH = re.compile(
+    r"/(?:questions/(?P<question>\d+)(?:/[^/]+(?:/(?P<answer>\d+))?)?|q/(?P<q>\d+)(?:/\d+)?|a/(?P<a>\d+)(?:/\d+)?)/?"
+)
+
+# What follows # in a link to an answer or to a comment below it: 34, answer-34, comment56_34.
+STACKEXCHANGE_FRAGMENT = re.compile(r"(?:answer-|comment\d+_)?(\d+)")
+
+# The wait that StackExchange's throttle message asks for.
+THROTTLE_SECONDS = re.compile(r"(\d+) seconds?")
+
+#: First words of GitHub paths that are not the name of a user.
+GITHUB_RESERVED = frozenset(
+    words(
+        "about,account,apps,collections,contact,customer-stories,enterprise,events,explore,features,issues,join,login,"
+        "marketplace,new,notifications,orgs,pricing,pulls,search,security,sessions,settings,site,sponsors,stars,topics,"
+        "trending,users"
+    )
+)
+
+#: The pages of a repository that are read here: the word after its name, and what may follow that word.
+GITHUB_PAGES = {
+    "": r"",
+    "tree": r"[^/]+",
+    "issues": r"\d+",
+    "pull": r"\d+(?:/.*)?",
+    "discussions": r"\d+",
+    "releases": r"(?:latest|tag/.+)?",
+    "blob": r"[^/]+/.+",
+    "raw": r"[^/]+/.+",
+    "commit": r"[0-9a-f]{6,40}",
+    "compare": r".+?\.\..+",
+}
+
+# A gist: /user/id or /id, whatever follows.
+GIST_PATH = re.compile(r"/(?:[\w-]+/)?([0-9a-f]{5,})(?:/.*)?")
+
+# Lines of a file that a link names: #L10, #L10-L40, #L10C5-L40C2.
+GITHUB_LINES = re.compile(r"L(\d+)(?:C\d+)?(?:-L(\d+)(?:C\d+)?)?")
+
+#: Authors whose word counts in a GitHub thread.
+MAINTAINERS = frozenset({"OWNER", "MEMBER", "COLLABORATOR"})
+
+#: Words of comments that only second another: "+1", "same here", "any update on this?".
+SECONDING = frozenset(
+    words(
+        "+1,a,also,am,an,any,anyone,as,bump,can,confirm,encountering,error,experiencing,facing,following,for,getting,"
+        "have,having,here,hit,i,i'm,im,is,issue,it,me,my,news,on,please,problem,running,same,see,seeing,still,subscribed,"
+        "subscribing,thank,thanks,the,this,to,too,update,updates,well,you,bug,exact,exactly,into,agree,agreed"
+    )
+)
+
+#: Reactions under their names in REST and in GraphQL.
+REACTIONS = {
+    **dict.fromkeys(("+1", "thumbs_up"), "👍"),
+    **dict.fromkeys(("-1", "thumbs_down"), "👎"),
+    "upvote": "▲",
+    "laugh": "😄",
+    "hooray": "🎉",
+    "confused": "😕",
+    "heart": "❤️",
+    "rocket": "🚀",
+    "eyes": "👀",
+}
+
+#: The same for files in a repository, where prose is shown as the file it is.
+FILE_LANGUAGES = {**LANGUAGES, "md": "markdown", "txt": "text"}
+
+# The wikis of the Wikimedia foundation, with the "m." of their mobile editions.
+WIKIMEDIA_HOST = re.compile(
+    r"(?P<wiki>[a-z0-9-]+)\.(?:m\.)?(?P<family>wiki(?:pedia|books|news|quote|source|versity|voyage|data|media)\.org"
+    r"|wiktionary\.org|mediawiki\.org)"
+)
+
+# The title in a path: /wiki/Title, or /zh-tw/Title where a wiki has several scripts.
+WIKI_PATH = re.compile(r"/(?:wiki|(?:zh|sr|kk|ku|iu|tg|uz)-[a-z]+)/(.+)")
+
+#: Wikimedia refuses agents that do not say who they are and where to find their makers.
+WIKIMEDIA_AGENT = f"kindly-web-search/{__version__} (https://github.com/OWNER/kindly-web-search-mcp-server) requests"
+
+#: Classes of what stands in an article without being part of its text.
+WIKI_CLUTTER = frozenset(
+    words(
+        "ambox,authority-control,catlinks,hatnote,metadata,mw-cite-backlink,mw-editsection,mw-empty-elt,mw-jump-link,"
+        "mw-references-wrap,navbox,navbox-styles,navigation-not-searchable,noprint,portalbox,printfooter,reference,"
+        "references,reflist,shortdescription,side-box,sidebar,sistersitebox,toc,vertical-navbox"
+    )
+)
+
+# The start of a section: <div class="mw-heading…"><h2 id="History">, in older output <h2><span id="History" …>.
+WIKI_SECTION = re.compile(
+    r'(?:<div class="mw-heading[^>]*>\s*)?<h([2-6])\b(?:[^>]*?\bid="([^"]*)")?[^>]*>(?:\s*<span [^>]*?\bid="([^"]*)")?'
+)
+
+#: Elements without an end tag.
+VOID_TAGS = frozenset(words("area,base,br,col,embed,hr,img,input,link,meta,source,track,wbr"))
+
+#: Rows of an infobox that are shown.
+MOST_INFOBOX_ROWS = 25
+
+# Two cells of an infobox row: its label and its value.
+INFOBOX_ROW = re.compile(r"<th\b[^>]*>((?:(?!</th>).)*)</th>\s*<td\b[^>]*>((?:(?!</td>).)*)</td>", re.S)
+
+# The ends of lines inside an infobox cell.
+CELL_BREAK = re.compile(r"<br[^>]*>|</li>|</div>|</p>")
+
+# A paper on arXiv: /abs/2401.00001v2, /pdf/hep-th/9901001.pdf, /html/…
+ARXIV_PATH = re.compile(
+    r"/(?:abs|pdf|html|format|ps)/((?:[a-z-]+(?:\.[A-Z]{2})?/\d{7}|\d{4}\.\d{4,5})(?:v\d+)?)(?:\.pdf)?/?"
+)
+
+#: Seconds between two calls of arXiv's API, as its terms ask.
+ARXIV_GAP = 3.0
+
+#: XML namespaces in arXiv's feed.
+ATOM = {"a": "http://www.w3.org/2005/Atom", "x": "http://arxiv.org/schemas/atom"}
+
+#: Classes of arXiv's HTML edition that repeat the metadata or mark footnotes twice.
+ARXIV_CLUTTER = frozenset(
+    words("ltx_abstract,ltx_authors,ltx_dates,ltx_note_mark,ltx_page_footer,ltx_page_header,ltx_title_document")
+)
+
+# The paper itself within the page of the HTML edition.
+ARXIV_ARTICLE = re.compile(r"<article\b.*</article>", re.S)
+
+# A code listing in it: a link that holds the source itself, and the coloured lines, in which some blanks are lost.
+ARXIV_LISTING = re.compile(
+    r'<div class="ltx_listing_data[^>]*>\s*<a [^>]*?\bhref="data:text/plain;[^",]*base64,([^"]*)"[^>]*>[^<]*</a>'
+    r"\s*</div>"
+    r"(?:\s*<div\b[^>]*\bltx_listingline\b[^>]*>(?:(?!</div>).)*</div>)*",
+    re.S,
+)
+
+
 class Loader(Protocol):
-    """Reads the pages of one site through its API."""
+    """What the reader needs of a loader."""
 
     name: ClassVar[str]
 
@@ -4225,7 +4395,1306 @@ class Loader(Protocol):
     def load(self, http: Http, url: str, *, deadline: Deadline) -> Page: ...
 
 
-LOADERS: tuple[type[Loader], ...] = ()
+class Pace:
+    """Keeps calls to a service `gap` seconds apart, and as late as the service has asked for."""
+
+    def __init__(
+        self,
+        gap: float = 0.0,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._gap = gap
+        self._now = now
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at: dict[str, float] = {}
+
+    def wait(self, deadline: Deadline, method: str = "") -> None:
+        """Waits for the caller's turn; RateLimited at once where that would cost more than half of the time left."""
+        with self._lock:
+            now = self._now()
+            turn = max(now, *(self._free_at.get(key, now) for key in ("", method)))
+            if turn - now > deadline.remaining() / 2:
+                raise RateLimited(f"to be asked again in {turn - now:.0f} s only", turn - now)
+            self._free_at[method] = turn + self._gap
+        if turn > now:
+            self._sleep(turn - now)
+
+    def hold(self, seconds: float, method: str = "") -> None:
+        """Lets nobody call a method (or, without its name, any) for a while."""
+        with self._lock:
+            until = self._now() + seconds
+            self._free_at[method] = max(until, self._free_at.get(method, until))
+
+
+@dataclass(frozen=True)
+class Post:
+    """One contribution to a conversation, whatever its site calls it. The body is Markdown."""
+
+    body: str
+    author: str = ""
+    date: str = ""
+    edited: str = ""
+    heading: str = "Comment"
+    role: str = ""
+    marks: str = ""  # score or reactions as they are shown
+    votes: int = 0  # the same as a number
+    url: str = ""
+    answer: bool = False
+    replies: tuple["Post", ...] = ()
+
+    def byline(self) -> str:
+        """Who wrote it, when, and what others think of it."""
+        who = f"**{self.author or DELETED_USER}**" + (f" ({self.role.lower()})" if self.role else "")
+        changed = self.edited[:10] if self.edited[:10] != self.date[:10] else ""
+        when = self.date[:10] + (f", edited {changed}" if changed else "")
+        return " · ".join(part for part in (who, when, self.marks, self.url) if part)
+
+    def markdown(self, linked: str = "") -> str:
+        """The post under its heading, with its replies numbered 1, 1.1, 1.2 …: indenting would alter their code."""
+        heading = f"Linked: {self.heading}" if self.has(linked) else self.heading
+        return "\n\n".join(_blocks_of([f"## {heading}", self.byline(), self.body, *_outline(self.replies)]))
+
+    def has(self, fragment: str) -> bool:
+        """True where a link with this fragment points at the post or at a reply to it."""
+        own = bool(fragment) and self.url.endswith((f"#{fragment}", f"?id={fragment}"))
+        return own or any(reply.has(fragment) for reply in self.replies)
+
+
+def _outline(posts: Sequence[Post]) -> list[str]:
+    blocks: list[str] = []
+    todo = [(str(number), post) for number, post in enumerate(posts, 1)][::-1]
+    while todo:
+        number, post = todo.pop()
+        blocks += [f"**{number}** · {post.byline()}", post.body]
+        todo += [(f"{number}.{below}", reply) for below, reply in enumerate(post.replies, 1)][::-1]
+    return blocks
+
+
+def _blocks_of(texts: Iterable[str]) -> list[str]:
+    """The texts without blank lines around them, and without those that are empty."""
+    return [text for text in (text.strip("\r\n") for text in texts) if text.strip()]
+
+
+def layout(title: str, facts: Iterable[str], blocks: Iterable[str]) -> str:
+    """The fixed layout of every page: its title, a line of facts, and its blocks from the most to the least wanted."""
+    if not title.strip():
+        raise BadResponse("the site's API sent something without a title")
+    return "\n\n".join(_blocks_of([f"# {title.strip()}", " · ".join(fact for fact in facts if fact), *blocks]))
+
+
+def _at(item: Any, *path: str) -> Any:
+    """The value at a path of keys, or None where the answer has nothing there."""
+    for key in path:
+        item = item.get(key) if isinstance(item, dict) else None
+    return item
+
+
+def _text(item: Any, *path: str) -> str:
+    return plain_text(_at(item, *path))
+
+
+def _count(item: Any, *path: str) -> int:
+    value = _at(item, *path)
+    return int(value) if isinstance(value, int) else 0
+
+
+def _day(value: Any) -> str:
+    """The day of a Unix time."""
+    with contextlib.suppress(OverflowError, OSError, ValueError):
+        return time.strftime("%Y-%m-%d", time.gmtime(value)) if isinstance(value, int | float) and value else ""
+    return ""
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _address(url: str) -> Any:
+    """The parts of a URL, those of an empty one where it makes no sense."""
+    with contextlib.suppress(ValueError):
+        return urlsplit(url)
+    return urlsplit("")
+
+
+def _host(url: str) -> str:
+    return str(_address(url).hostname or "").removeprefix("www.")
+
+
+def _refusal(label: str, reply: Reply) -> SearchError:
+    """What a reply other than the hoped-for one means."""
+    if reply.status in (429, 503):
+        return RateLimited(f"{label} is limiting our rate", retry_after(reply.headers.get("retry-after")))
+    if reply.status in (401, 403):
+        return AuthError(f"{label} refused to answer (HTTP {reply.status})")
+    if reply.status >= 500:
+        return ProviderDown(f"{label} has a problem of its own (HTTP {reply.status})")
+    if reply.status >= 400:
+        return PageFailed(f"HTTP {reply.status}")
+    return BadResponse(f"{label} sent an answer that is not what its documentation promises")
+
+
+def _json_of(label: str, reply: Reply, kind: type[T]) -> T:
+    """The JSON of a good reply, which must be a dict or a list as asked for."""
+    answer = reply.json()
+    if reply.status != 200 or reply.truncated or not isinstance(answer, kind):
+        raise _refusal(label, reply)
+    return answer
+
+
+def _if_possible(action: Callable[[], T], otherwise: Any) -> T:
+    """What the action brings; without it the conversation is still worth reading."""
+    try:
+        return action()
+    except SearchError as error:
+        logger.info("part of a conversation left out: %s", error.brief)
+        return otherwise  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class StackExchange:
+    """Questions on the sites of StackExchange, with every answer and comment."""
+
+    name: ClassVar[str] = "stackexchange"
+
+    key: str = env(
+        "STACKEXCHANGE_KEY", secret=True, help="Key from stackapps.com: 10,000 requests a day instead of 300."
+    )
+    api_url: str = env(
+        "STACKEXCHANGE_API_URL",
+        default="https://api.stackexchange.com/2.3",
+        parse=http_url,
+        help="Address of the StackExchange API.",
+    )
+    pace: Pace = field(default_factory=Pace, repr=False, compare=False)
+    key_refused: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+
+    def matches(self, url: str) -> bool:
+        return bool(_stackexchange_site(_host(url)) and STACKEXCHANGE_PATH.fullmatch(_address(url).path))
+
+    def load(self, http: Http, url: str, *, deadline: Deadline) -> Page:
+        question, answer = _stackexchange_ids(url)
+        thread = _StackExchangeThread(self, http, _host(url), deadline)
+        return Page(url, thread.read(question, answer), self.name)
+
+
+def _stackexchange_site(host: str) -> str:
+    """The API's name for the site on a host; empty for hosts outside the network."""
+    if host.endswith(".stackexchange.com"):
+        name = host.removesuffix(".stackexchange.com")
+        name = f"{name[5:]}.meta" if name.startswith("meta.") else name
+        return "" if name in STACKEXCHANGE_SERVICES else name
+    for known, name in STACKEXCHANGE_HOSTS.items():
+        prefix = host.removesuffix(known)
+        if prefix in ("", *(f"{word}." for word in STACKEXCHANGE_PREFIXES)) and host.endswith(known):
+            return prefix + name
+    return ""
+
+
+def _stackexchange_ids(url: str) -> tuple[str, str]:
+    """The question and the answer that a link names; one of them may be empty."""
+    match = STACKEXCHANGE_PATH.fullmatch(_address(url).path)
+    if not match:
+        raise InvalidInput(f"not a question: {url}")
+    question = match["question"] or match["q"] or ""
+    anchor = STACKEXCHANGE_FRAGMENT.fullmatch(_address(url).fragment)
+    answer = (anchor[1] if anchor else "") or match["answer"] or match["a"] or ""
+    return question, "" if answer == question else answer
+
+
+class _StackExchangeThread:
+    """One reading of a question: three requests where a page of each list is enough."""
+
+    def __init__(self, source: StackExchange, http: Http, host: str, deadline: Deadline) -> None:
+        self._source = source
+        self._http = http
+        self._host = host
+        self._enough = 4 * http.settings.max_response_chars
+        self._deadline = deadline
+
+    def read(self, question: str, linked: str) -> str:
+        question = question or str(_count(self._first(f"/answers/{linked}"), "question_id"))
+        item = self._first(f"/questions/{question}")
+        accepted = str(_count(item, "accepted_answer_id") or "")
+        answers = self._answers(question, [linked, accepted])
+        posts = [item, *answers]
+        for post in posts:
+            post.setdefault("link", f"https://{self._host}/{'a' if 'answer_id' in post else 'q'}/{_post_id(post)}")
+        comments = _if_possible(lambda: self._comments(posts), {})
+        return _stackexchange_page(item, sorted(answers, key=_answer_rank(linked)), comments, linked)
+
+    def _first(self, path: str) -> dict[str, Any]:
+        items = _dicts(self._get(path).get("items"))
+        if not items:
+            raise PageFailed("HTTP 404")
+        return items[0]
+
+    def _answers(self, question: str, wanted: list[str]) -> list[dict[str, Any]]:
+        """The answers by votes, and the wanted ones wherever they stand in that order."""
+        found = self._pages(f"/questions/{question}/answers", sort="votes", order="desc")
+        ids = {str(_count(item, "answer_id")) for item in found}
+        missing = ";".join(dict.fromkeys(number for number in wanted if number and number not in ids))
+        if missing and len(found) >= LIST_PAGE:
+            found += _if_possible(lambda: _dicts(self._get(f"/answers/{missing}").get("items")), [])
+        return found
+
+    def _comments(self, posts: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+        """The comments below each post, asked for together: the API takes up to 100 posts at a time."""
+        ids = ";".join(str(_post_id(post)) for post in posts[:LIST_PAGE])
+        below: dict[int, list[dict[str, Any]]] = {}
+        for comment in self._pages(f"/posts/{ids}/comments", sort="creation", order="asc"):
+            below.setdefault(_count(comment, "post_id"), []).append(comment)
+        return below
+
+    def _pages(self, path: str, **params: str) -> list[dict[str, Any]]:
+        """The items of a list, until there is more than enough; a later page that fails ends the list too."""
+        answer = self._get(path, **params)
+        found = _dicts(answer.get("items"))
+        for page in range(2, MOST_PAGES + 1):
+            if not answer.get("has_more") or sum(len(_text(item, "body")) for item in found) > self._enough:
+                break
+            answer = _if_possible(functools.partial(self._get, path, page=str(page), **params), {})
+            found += _dicts(answer.get("items"))
+        return found
+
+    def _get(self, path: str, **params: str) -> dict[str, Any]:
+        method = re.sub(r"[\d;]+", "{ids}", path)
+        self._source.pace.wait(self._deadline, method)
+        key = "" if self._source.key_refused.is_set() else self._source.key
+        query = {"site": _stackexchange_site(self._host), "filter": "withbody", "pagesize": str(LIST_PAGE), **params}
+        reply = self._http.api(
+            "GET",
+            self._source.api_url + path,
+            params={**query, "key": key} if key else query,
+            headers={"User-Agent": API_USER_AGENT},
+            deadline=self._deadline,
+        )
+        answer = reply.json()
+        if reply.status != 200 or not isinstance(answer, dict) or "error_id" in answer:
+            return self._refused(reply, path, params, key)
+        if _count(answer, "backoff"):
+            self._source.pace.hold(_count(answer, "backoff"), method)
+        return answer
+
+    def _refused(self, reply: Reply, path: str, params: dict[str, str], key: str) -> dict[str, Any]:
+        """Obeys a throttle, drops a key that is not known, and raises everything else."""
+        said = _text(reply.json(), "error_message")
+        if _text(reply.json(), "error_name") == "throttle_violation":
+            named = THROTTLE_SECONDS.search(said)
+            wait = float(named[1]) if named else 60.0
+            self._source.pace.hold(wait)
+            raise RateLimited("StackExchange is limiting our rate", wait)
+        if key and re.search(r"\bkey\b", said):
+            logger.warning("StackExchange refused STACKEXCHANGE_KEY; going on without it")
+            self._source.key_refused.set()
+            return self._get(path, **params)
+        raise _refusal("StackExchange", reply)
+
+
+def _post_id(item: dict[str, Any]) -> int:
+    return _count(item, "answer_id") or _count(item, "question_id")
+
+
+def _answer_rank(linked: str) -> Callable[[dict[str, Any]], tuple[bool, bool, int]]:
+    """The answer that was linked first, then the accepted one, then by score."""
+    return lambda item: (str(_post_id(item)) != linked, not item.get("is_accepted"), -_count(item, "score"))
+
+
+def _stackexchange_page(
+    item: dict[str, Any], answers: list[dict[str, Any]], comments: dict[int, list[dict[str, Any]]], linked: str
+) -> str:
+    tags = item.get("tags")
+    names = ", ".join(map(plain_text, tags)) if isinstance(tags, list) else ""
+    posts = [_stackexchange_post(answer, comments, linked) for answer in answers]
+    total = max(_count(item, "answer_count"), len(posts))
+    facts = [
+        f"Question · score {_count(item, 'score')}",
+        _several(total, "answer"),
+        f"tags: {names}" if names else "",
+        f"closed: {_untagged(_text(item, 'closed_reason'))}" if item.get("closed_date") else "",
+    ]
+    if posts and str(_post_id(answers[0])) == linked:
+        facts.append(f"the link points at the answer by {posts[0].author or DELETED_USER}, shown first")
+    left_out = total - len(posts)
+    note = f"_{_several(left_out, 'answer')} with lower scores left out: {_text(item, 'link')}_" if left_out > 0 else ""
+    blocks = [post.markdown() for post in posts]
+    opening = _stackexchange_post(item, comments, "")
+    title = _untagged(_text(item, "title"))
+    return layout(title, facts, [opening.byline(), opening.body, *blocks, note])
+
+
+def _stackexchange_post(item: dict[str, Any], comments: dict[int, list[dict[str, Any]]], linked: str) -> Post:
+    number, link = _post_id(item), _text(item, "link")
+    kind = "Accepted answer" if item.get("is_accepted") else "Answer"
+    heading = f"Linked {kind.lower()}" if linked == str(number) else kind
+    body = fragment_to_markdown(_text(item, "body"), link)
+    said = "\n".join(_stackexchange_comment(comment, link) for comment in comments.get(number, []))
+    return Post(
+        body=f"{body}\n\n**Comments**\n\n{said}" if said else body,
+        author=_stackexchange_author(item),
+        date=_day(item.get("creation_date")),
+        edited=_day(item.get("last_edit_date")),
+        heading=f"{heading} · score {_count(item, 'score')}",
+        url=link,
+    )
+
+
+def _stackexchange_comment(item: dict[str, Any], link: str) -> str:
+    score = f"score {_count(item, 'score')}" if item.get("score") else ""
+    post = Post("", _stackexchange_author(item), _day(item.get("creation_date")), marks=score)
+    said = fragment_to_markdown(_text(item, "body"), link).replace("\n", "\n  ")
+    return f"- {post.byline()}: {said}"
+
+
+def _stackexchange_author(item: dict[str, Any]) -> str:
+    """The author's name; the API escapes names, and keeps those of deleted accounts as user1234 or not at all."""
+    return _untagged(_text(item, "owner", "display_name"))
+
+
+@dataclass(frozen=True)
+class GitHub:
+    """Issues, pull requests, discussions, releases, gists, files, commits and READMEs on GitHub."""
+
+    name: ClassVar[str] = "github"
+
+    token: str = env(
+        "GITHUB_TOKEN",
+        secret=True,
+        help="GitHub token, no scope needed: reads discussions, and 5,000 requests an hour instead of 60.",
+    )
+    api_url: str = env(
+        "GITHUB_API_URL", default="https://api.github.com", parse=http_url, help="Address of GitHub's API."
+    )
+    pace: Pace = field(default_factory=Pace, repr=False, compare=False)
+    token_refused: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    now: Callable[[], float] = field(default=time.time, repr=False, compare=False)
+
+    def matches(self, url: str) -> bool:
+        return _github_place(url) is not None
+
+    def load(self, http: Http, url: str, *, deadline: Deadline) -> Page:
+        place = _github_place(url)
+        if place is None:
+            raise InvalidInput(f"not a page of GitHub that can be read by its API: {url}")
+        return Page(url, GITHUB_READERS[place.kind](_GitHubCall(self, http, deadline), place), self.name)
+
+
+@dataclass(frozen=True)
+class GitHubPlace:
+    """What a URL on GitHub leads to."""
+
+    kind: str
+    repo: str  # owner/name
+    rest: str  # a number, a tag, a commit, or a ref and a path
+    fragment: str = ""
+
+    @property
+    def url(self) -> str:
+        return "/".join(part for part in ("https://github.com", self.repo, self.kind, self.rest) if part)
+
+
+def _github_place(url: str) -> GitHubPlace | None:
+    parts, host = _address(url), _host(url)
+    if not {".", ".."}.isdisjoint(unquote(parts.path).split("/")):
+        return None  # /o/r/blob/main/../../../../user would be a question about the token's owner
+    if host in ("gist.github.com", "gist.githubusercontent.com"):
+        gist = GIST_PATH.fullmatch(parts.path)
+        return GitHubPlace("gist", "", gist[1], parts.fragment) if gist else None
+    owner, name, kind, rest = [*parts.path.strip("/").split("/", 3), "", "", "", ""][:4]
+    if host == "raw.githubusercontent.com" and rest:
+        return GitHubPlace("blob", f"{owner}/{name}", f"{kind}/{rest}", parts.fragment)
+    if host != "github.com" or not name or owner in GITHUB_RESERVED:
+        return None
+    if kind not in GITHUB_PAGES or not re.fullmatch(GITHUB_PAGES[kind], rest):
+        return None
+    return GitHubPlace(kind, f"{owner}/{name.removesuffix('.git')}", rest, parts.fragment)
+
+
+class _GitHubCall:
+    """Requests to GitHub's API within one reading: with the token, or without one that was refused."""
+
+    def __init__(self, source: GitHub, http: Http, deadline: Deadline) -> None:
+        self._source = source
+        self.http = http
+        self.deadline = deadline
+
+    @property
+    def token(self) -> str:
+        return "" if self._source.token_refused.is_set() else self._source.token
+
+    def object(self, path: str) -> dict[str, Any]:
+        return _json_of("GitHub", self.rest(path), dict)
+
+    def list(self, path: str, **params: str) -> "list[dict[str, Any]]":
+        return _dicts(_json_of("GitHub", self.rest(path, **{"per_page": str(LIST_PAGE), **params}), list))
+
+    def rest(self, path: str, *, accept: str = "application/vnd.github+json", **params: str) -> Reply:
+        """The reply of the REST API. A refused token does not hide what is public."""
+        send = functools.partial(self._send, "GET", self._source.api_url + path, accept=accept, params=params)
+        token = self.token
+        reply = send(token=token)
+        if reply.status == 401 and token:
+            logger.warning("GitHub refused GITHUB_TOKEN; going on without it")
+            self._source.token_refused.set()
+        if reply.status in (401, 403) and token:
+            reply = send(token="")
+        return reply
+
+    def thread(self, query: str, **variables: Any) -> dict[str, Any]:
+        """The object that a GraphQL query calls `thread`. Its errors come with HTTP 200."""
+        url = self._source.api_url.removesuffix("/v3") + "/graphql"
+        reply = self._send("POST", url, token=self.token, json={"query": query, "variables": variables})
+        if reply.status == 401:
+            self._source.token_refused.set()
+        answer = _json_of("GitHub", reply, dict)
+        thread = _at(answer, "data", "repository", "thread")
+        if isinstance(thread, dict):
+            return thread
+        kinds = {_text(error, "type") for error in _dicts(_at(answer, "errors"))}
+        if "RATE_LIMITED" in kinds:
+            raise RateLimited("GitHub is limiting our rate")
+        raise PageFailed("HTTP 404" if "NOT_FOUND" in kinds else "GitHub sent no thread")
+
+    def _send(self, method: str, url: str, *, token: str, accept: str = "application/json", **parts: Any) -> Reply:
+        resource = ("graphql" if method == "POST" else "core") + (" with token" if token else "")
+        self._source.pace.wait(self.deadline, resource)
+        headers = {"Accept": accept, "User-Agent": API_USER_AGENT}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        reply = self.http.api(method, url, headers=headers, deadline=self.deadline, **parts)
+        moved = reply.headers.get("location", "")
+        if reply.status in REDIRECT_STATUSES and moved.startswith(f"{self._source.api_url}/"):
+            # A repository was renamed. Only the API's own addresses are followed: the token goes nowhere else.
+            reply = self.http.api(method, moved, headers=headers, deadline=self.deadline)
+        self._obey_limit(reply, resource)
+        return reply
+
+    def _obey_limit(self, reply: Reply, resource: str) -> None:
+        spent = reply.headers.get("x-ratelimit-remaining") == "0"
+        if reply.status not in (403, 429) or not (spent or reply.status == 429 or "retry-after" in reply.headers):
+            return
+        wait = retry_after(reply.headers.get("retry-after"))
+        with contextlib.suppress(ValueError):
+            wait = wait or max(0.0, float(reply.headers.get("x-ratelimit-reset", "")) - self._source.now())
+        self._source.pace.hold(wait or 60.0, resource)
+        raise RateLimited("GitHub is limiting our rate", wait)
+
+
+# -- GitHub threads. REST objects are renamed to GraphQL's terms, so that one form is read from here on.
+
+#: What is asked of everything that somebody wrote.
+POST_FIELDS = (
+    "author{login} authorAssociation body createdAt lastEditedAt url reactionGroups{content reactors{totalCount}}"
+)
+COMMENTS = f"comments(first:100,after:$after){{totalCount pageInfo{{hasNextPage endCursor}} nodes{{{POST_FIELDS}}}}}"
+REPLIED_COMMENTS = (
+    f"comments(first:100,after:$after){{totalCount pageInfo{{hasNextPage endCursor}}"
+    f" nodes{{{POST_FIELDS} isAnswer upvoteCount replies(first:50){{nodes{{{POST_FIELDS}}}}}}}}}"
+)
+ISSUE_FIELDS = f"{POST_FIELDS} title number closedAt labels(first:20){{nodes{{name}}}}"
+PULL_FIELDS = (
+    "isDraft mergedAt mergedBy{login} additions deletions changedFiles"
+    " files(first:100){nodes{path additions deletions}}"
+    f" reviews(first:100){{nodes{{{POST_FIELDS} state}}}}"
+    f" reviewThreads(first:50){{nodes{{isResolved path line comments(first:30){{nodes{{{POST_FIELDS} diffHunk}}}}}}}}"
+)
+CLOSER_FIELDS = (
+    "stateReason timelineItems(itemTypes:[CLOSED_EVENT],last:1){nodes{...on ClosedEvent{closer{"
+    "...on PullRequest{number title url mergedAt} ...on Commit{abbreviatedOid url}}}}}"
+)
+
+# "state" is an enum of its own on each type, which GraphQL refuses to merge: closedAt and mergedAt tell the same.
+QUERY = "query($owner:String!,$name:String!,$number:Int!,$after:String){repository(owner:$owner,name:$name){thread:"
+ISSUE_QUERY = (
+    f"{QUERY}issueOrPullRequest(number:$number){{...on Issue{{{ISSUE_FIELDS} {CLOSER_FIELDS} {COMMENTS}}}"
+    f" ...on PullRequest{{{ISSUE_FIELDS} {PULL_FIELDS} {COMMENTS}}}}}}}}}"
+)
+ISSUE_COMMENTS_QUERY = (
+    f"{QUERY}issueOrPullRequest(number:$number){{...on Issue{{{COMMENTS}}} ...on PullRequest{{{COMMENTS}}}}}}}}}"
+)
+DISCUSSION_QUERY = (
+    f"{QUERY}discussion(number:$number){{{ISSUE_FIELDS} stateReason isAnswered upvoteCount category{{name}}"
+    f" {REPLIED_COMMENTS}}}}}}}"
+)
+DISCUSSION_COMMENTS_QUERY = f"{QUERY}discussion(number:$number){{{REPLIED_COMMENTS}}}}}}}"
+
+
+def _read_issue(call: _GitHubCall, place: GitHubPlace) -> str:
+    """An issue or a pull request: GitHub's numbers do not tell which."""
+    number = place.rest.partition("/")[0]
+    node: dict[str, Any] = {}
+    if call.token:
+        node = _if_possible(lambda: _graphql_thread(call, place, ISSUE_QUERY, ISSUE_COMMENTS_QUERY), {})
+    node = node or _rest_thread(call, f"/repos/{place.repo}", number)
+    return _github_page(call, place, node)
+
+
+def _read_discussion(call: _GitHubCall, place: GitHubPlace) -> str:
+    if not call.token:
+        raise PageFailed("GitHub shows discussions through its API only to those who have a token (GITHUB_TOKEN)")
+    return _github_page(call, place, _graphql_thread(call, place, DISCUSSION_QUERY, DISCUSSION_COMMENTS_QUERY))
+
+
+def _graphql_thread(call: _GitHubCall, place: GitHubPlace, first: str, more: str) -> dict[str, Any]:
+    """A thread with its comments: the first pages, and of a very long one the last page too."""
+    owner, _, name = place.repo.partition("/")
+    ask = functools.partial(call.thread, owner=owner, name=name, number=int(place.rest.partition("/")[0]))
+    node = ask(first, after=None)
+    comments = _at(node, "comments")
+    nodes = _dicts(_at(comments, "nodes"))
+    for page in range(2, MOST_PAGES + 1):
+        if not _at(comments, "pageInfo", "hasNextPage"):
+            break
+        query, variables = more, {"after": _text(comments, "pageInfo", "endCursor")}
+        if page == MOST_PAGES:
+            query = more.replace(",$after:String", "").replace("first:100,after:$after", "last:100")
+            variables = {}
+        comments = _at(_if_possible(functools.partial(ask, query, **variables), {}), "comments")
+        nodes += _dicts(_at(comments, "nodes"))
+    distinct = {_text(comment, "url") or index: comment for index, comment in enumerate(nodes)}
+    return {**node, "comments": {"totalCount": _count(node, "comments", "totalCount"), "nodes": [*distinct.values()]}}
+
+
+def _rest_thread(call: _GitHubCall, repo: str, number: str) -> dict[str, Any]:
+    issue = call.object(f"{repo}/issues/{number}")
+    total = _count(issue, "comments")
+    comments: list[dict[str, Any]] = []
+    for page in _list_pages(total):
+        path = f"{repo}/issues/{number}/comments"
+        comments += _if_possible(functools.partial(call.list, path, page=str(page)), [])
+    node = {**_renamed(issue), "comments": {"totalCount": total, "nodes": [_renamed(item) for item in comments]}}
+    # An issue's updated_at changes with every label and comment: it says nothing about edits.
+    node["lastEditedAt"] = ""
+    if issue.get("pull_request"):
+        return {**node, **_rest_pull(call, f"{repo}/pulls/{number}")}
+    if issue.get("closed_at"):
+        node["timelineItems"] = {"nodes": [{"closer": _rest_closer(call, f"{repo}/issues/{number}", issue)}]}
+    return node
+
+
+def _list_pages(total: int) -> list[int]:
+    """The pages of a list that are read: all of them, or the first ones and the last."""
+    count = -(-total // LIST_PAGE)
+    return [*range(1, min(count, MOST_PAGES - 1) + 1), *([count] if count >= MOST_PAGES else [])]
+
+
+def _rest_pull(call: _GitHubCall, path: str) -> dict[str, Any]:
+    files = _if_possible(lambda: call.list(f"{path}/files"), [])
+    reviews = _if_possible(lambda: call.list(f"{path}/reviews"), [])
+    remarks = _if_possible(lambda: call.list(f"{path}/comments"), [])
+    threads: dict[int, list[dict[str, Any]]] = {}
+    for remark in remarks:
+        first = _count(remark, "in_reply_to_id") or _count(remark, "id")
+        threads.setdefault(first, []).append(_renamed(remark))
+    return {
+        "files": {"nodes": [{**file, "path": file.get("filename")} for file in files]},
+        "changedFiles": len(files),
+        "additions": sum(_count(file, "additions") for file in files),
+        "deletions": sum(_count(file, "deletions") for file in files),
+        "reviews": {"nodes": [_renamed(review) for review in reviews]},
+        "reviewThreads": {"nodes": [{**thread[0], "comments": {"nodes": thread}} for thread in threads.values()]},
+    }
+
+
+def _rest_closer(call: _GitHubCall, path: str, issue: dict[str, Any]) -> dict[str, Any]:
+    """The last merged pull request that mentions the issue: REST does not tell whether it was that one."""
+    events = _if_possible(lambda: call.list(f"{path}/timeline"), [])
+    sources = [_at(event, "source", "issue") for event in events if event.get("event") == "cross-referenced"]
+    merged = [_renamed(source) for source in sources if _at(source, "pull_request", "merged_at")]
+    before = [source for source in merged if source["mergedAt"] <= _text(issue, "closed_at")]
+    return {**before[-1], "likely": True} if before else {}
+
+
+def _renamed(item: dict[str, Any]) -> dict[str, Any]:
+    """A REST object under GraphQL's names."""
+    reactions = _at(item, "reactions")
+    counts = reactions.items() if isinstance(reactions, dict) else ()
+    return {
+        **item,
+        "author": item.get("user"),
+        "authorAssociation": item.get("author_association"),
+        "createdAt": item.get("created_at") or item.get("submitted_at"),
+        "lastEditedAt": item.get("updated_at"),
+        "closedAt": item.get("closed_at"),
+        "mergedAt": _text(item, "pull_request", "merged_at"),
+        "stateReason": item.get("state_reason"),
+        "isDraft": item.get("draft"),
+        "url": item.get("html_url"),
+        "diffHunk": item.get("diff_hunk"),
+        "labels": {"nodes": item.get("labels")},
+        "reactionGroups": [{"content": name, "reactors": {"totalCount": count}} for name, count in counts],
+    }
+
+
+def _github_page(call: _GitHubCall, place: GitHubPlace, node: dict[str, Any]) -> str:
+    """The layout of issues, pull requests and discussions."""
+    opening, posts = _github_post(node), _github_posts(node)
+    if place.fragment and not any(post.has(place.fragment) for post in [opening, *posts]):
+        posts = [*_linked_comment(call, place), *posts]
+    unread = max(0, _count(node, "comments", "totalCount") - len(_dicts(_at(node, "comments", "nodes"))))
+    room = max(2000, call.http.settings.max_response_chars - len(opening.body))
+    blocks = distilled(posts, linked=place.fragment, closed=_text(node, "closedAt"), room=room)
+    note = f"_{_several(unread, 'more comment')} not read: {place.url}_" if unread else ""
+    facts = [place.repo, *_github_facts(place, node), _several(len(posts) + unread, "comment")]
+    title = _text(node, "title") and f"{_text(node, 'title')} (#{_count(node, 'number')})"
+    return layout(title, facts, [opening.byline(), opening.body, _changed_files(node), *blocks, note])
+
+
+def _linked_comment(call: _GitHubCall, place: GitHubPlace) -> list[Post]:
+    """The comment that a link names, where it lies between the pages that were read."""
+    kind, _, number = place.fragment.partition("-")
+    if kind != "issuecomment" or not number.isdigit():
+        return []
+    path = f"/repos/{place.repo}/issues/comments/{number}"
+    return _if_possible(lambda: [_github_post(_renamed(call.object(path)))], [])
+
+
+def _github_facts(place: GitHubPlace, node: dict[str, Any]) -> list[str]:
+    kind = "discussion" if place.kind == "discussions" else "pull request" if "changedFiles" in node else "issue"
+    labels = ", ".join(_text(label, "name") for label in _dicts(_at(node, "labels", "nodes")))
+    closer = next((_at(event, "closer") for event in _dicts(_at(node, "timelineItems", "nodes"))), None)
+    return [
+        kind,
+        _text(node, "category", "name"),
+        _github_state(node),
+        f"labels: {labels}" if labels else "",
+        _closed_by(closer) if _text(node, "closedAt") else "",
+    ]
+
+
+def _github_state(node: dict[str, Any]) -> str:
+    if merged := _text(node, "mergedAt"):
+        by = _text(node, "mergedBy", "login")
+        return f"merged {merged[:10]}{' by ' + by if by else ''}"
+    if closed := _text(node, "closedAt"):
+        reason = _text(node, "stateReason").lower().replace("_", " ")
+        return f"closed {closed[:10]}{' as ' + reason if reason else ''}"
+    return "answered" if node.get("isAnswered") else "draft" if node.get("isDraft") else "open"
+
+
+def _closed_by(closer: Any) -> str:
+    if _count(closer, "number"):
+        how = "mentioned by the merged" if _at(closer, "likely") else "closed by"
+        return f"{how} pull request #{_count(closer, 'number')} “{_text(closer, 'title')}” {_text(closer, 'url')}"
+    return f"closed by commit {_text(closer, 'url')}" if _text(closer, "abbreviatedOid") else ""
+
+
+def _changed_files(node: dict[str, Any]) -> str:
+    files = _dicts(_at(node, "files", "nodes"))
+    if not files:
+        return ""
+    total = max(_count(node, "changedFiles"), len(files))
+    lines = [f"- {_text(file, 'path')} ({_changes(file)})" for file in files]
+    more = [f"- … and {total - len(files):,} more"] if total > len(files) else []
+    return "\n".join([f"## Changed files · {total:,} ({_changes(node)})", "", *lines, *more])
+
+
+def _changes(item: dict[str, Any]) -> str:
+    return f"+{_count(item, 'additions'):,} −{_count(item, 'deletions'):,}"
+
+
+def _github_posts(node: dict[str, Any]) -> list[Post]:
+    """Everything said in a thread below its opening post, in order of time."""
+    posts = [_github_post(comment) for comment in _dicts(_at(node, "comments", "nodes"))]
+    for review in _dicts(_at(node, "reviews", "nodes")):
+        state = _text(review, "state").lower().replace("_", " ")
+        if _text(review, "body").strip() or state in ("approved", "changes requested"):
+            posts.append(_github_post(review, heading=f"Review · {state}"))
+    posts += [post for thread in _dicts(_at(node, "reviewThreads", "nodes")) for post in _review_thread(thread)]
+    return sorted(posts, key=lambda post: post.date)
+
+
+def _review_thread(thread: dict[str, Any]) -> list[Post]:
+    """Remarks on a line of a pull request: the first with the end of its diff, the others as replies."""
+    remarks = _dicts(_at(thread, "comments", "nodes"))
+    if not remarks:
+        return []
+    line = f", line {_count(thread, 'line')}" if thread.get("line") else ""
+    resolved = " · resolved" if thread.get("isResolved") else ""
+    hunk = "\n".join(_text(remarks[0], "diffHunk").split("\n")[-8:])
+    first = _github_post(remarks[0], heading=f"Review comment on {_text(thread, 'path')}{line}{resolved}")
+    body = f"{_fence(hunk, 'diff')}\n\n{first.body}" if hunk.strip() else first.body
+    return [dataclasses.replace(first, body=body, replies=tuple(map(_github_post, remarks[1:])))]
+
+
+def _github_post(node: dict[str, Any], heading: str = "Comment") -> Post:
+    groups = [{"content": "upvote", "reactors": {"totalCount": node.get("upvoteCount")}}]
+    groups += _dicts(_at(node, "reactionGroups"))
+    counts = [(REACTIONS.get(_text(one, "content").lower()), _count(one, "reactors", "totalCount")) for one in groups]
+    reactions = [(sign, count) for sign, count in counts if sign and count]
+    role = _text(node, "authorAssociation")
+    return Post(
+        body=_text(node, "body").replace("\r\n", "\n"),  # what was typed on the site has the line ends of forms
+        author=_text(node, "author", "login"),
+        date=_text(node, "createdAt"),
+        edited=_text(node, "lastEditedAt"),
+        heading="Answer" if node.get("isAnswer") else heading,
+        role="" if role == "NONE" else role,
+        marks=" ".join(f"{sign} {count}" for sign, count in reactions),
+        votes=sum(count for _, count in reactions),
+        url=_text(node, "url"),
+        answer=bool(node.get("isAnswer")),
+        replies=tuple(map(_github_post, _dicts(_at(node, "replies", "nodes")))),
+    )
+
+
+def distilled(posts: Sequence[Post], *, linked: str, closed: str, room: int) -> list[str]:
+    """A thread as blocks. A short one is whole and in order; of a long one what matters comes first."""
+    told = [post for post in posts if post.has(linked) or not _only_seconds(post)]
+    first = [post for post in told if post.has(linked)]
+    first += [post for post in told if post.answer and post not in first]
+    # A third of an answer is what a page gets beside two others: a thread that fits there needs no choice.
+    is_long = _size(told) > room // 3
+    if is_long:
+        first += [post for post in _key_posts(told, closed, room // 2) if post not in first]
+    others = [post for post in told if post not in first]
+    shown = _fitting(others, room - _size(first))
+    note = "_A long thread: what matters most comes first, the rest follows in order of time._" if is_long else ""
+    folded = len(posts) - len(told)
+    seconded = f"_{_several(folded, 'comment')} saying no more than “+1” or “same here” not shown._" if folded else ""
+    return [note, *(post.markdown(linked) for post in first), *_with_gaps(others, shown), seconded]
+
+
+def _only_seconds(post: Post) -> bool:
+    """True for a short comment without a thought of its own, unless it comes from a maintainer."""
+    said = post.body.lower().replace("’", "'").split()
+    if len(said) > 12 or post.role in MAINTAINERS or post.replies or not said:
+        return False
+    return all(word.strip(".,!?:;()") in SECONDING or not any(map(str.isalnum, word)) for word in said)
+
+
+def _key_posts(posts: Sequence[Post], closed: str, room: int) -> list[Post]:
+    """The closing comment, the newest, those with the most votes, and what maintainers said, in order of time."""
+    before = [post for post in posts if closed and post.date <= closed]
+    voted = sorted((post for post in posts if post.votes), key=lambda post: -post.votes)[:3]
+    must = [*before[-1:], *posts[-1:], *voted]
+    kept = must + _fitting([post for post in posts if post.role in MAINTAINERS], room - _size(must))
+    return [post for post in posts if post in kept]
+
+
+def _size(posts: Iterable[Post]) -> int:
+    return sum(len(post.markdown()) + 2 for post in posts)
+
+
+def _fitting(posts: Sequence[Post], room: int) -> list[Post]:
+    """The posts with the most votes, newest first among equals, as far as there is room; in order of time."""
+    kept = []
+    for post in sorted(posts, key=lambda post: (post.votes, post.date), reverse=True):
+        if (size := _size([post])) <= room:
+            kept.append(post)
+            room -= size
+    return [post for post in posts if post in kept]
+
+
+def _with_gaps(posts: Sequence[Post], shown: Sequence[Post]) -> list[str]:
+    """The posts that are shown, and a line with a permalink for each gap between them."""
+    blocks: list[str] = []
+    gap: list[Post] = []
+    for post in [*posts, None]:
+        if post is not None and post not in shown:
+            gap.append(post)
+            continue
+        if gap:
+            blocks.append(f"_{_several(len(gap), 'comment')} left out, from {gap[0].url}_")
+            gap = []
+        if post is not None:
+            blocks.append(post.markdown())
+    return blocks
+
+
+# -- GitHub files, gists, releases and diffs.
+
+
+def _read_file(call: _GitHubCall, place: GitHubPlace) -> str:
+    """A file, or the lines of it that the link names."""
+    rest = re.sub(r"^refs/(?:heads|tags)/", "", place.rest)
+    ref, _, path = unquote(rest).partition("/")
+    text = _source_text(_file_body(call, place.repo, rest))
+    facts = [f"{place.repo} at {ref}", f"https://github.com/{place.repo}/blob/{rest}"]
+    named = GITHUB_LINES.fullmatch(place.fragment)
+    if named:
+        lines, start = text.split("\n"), int(named[1])
+        end = min(int(named[2] or start), len(lines))
+        text = "\n".join(lines[start - 1 : end]) + "\n"
+        facts.insert(1, f"lines {start}–{end} of {len(lines):,}")
+    return layout(path, facts, [_shown_file(path, text, as_code=bool(named))])
+
+
+def _file_body(call: _GitHubCall, repo: str, rest: str) -> bytes:
+    """The bytes of a public file from the raw host, which counts against no limit; of others from the API."""
+    raw = f"https://raw.githubusercontent.com/{repo}/{rest}"
+    reply: Reply | None = _if_possible(lambda: call.http.get(raw, deadline=call.deadline), None)
+    if reply is None or reply.status != 200:
+        ref, _, path = rest.partition("/")
+        reply = call.rest(f"/repos/{repo}/contents/{path}", accept="application/vnd.github.raw+json", ref=unquote(ref))
+    if reply.status != 200:
+        raise _refusal("GitHub", reply)
+    return reply.body
+
+
+def _source_text(body: bytes) -> str:
+    with contextlib.suppress(UnicodeDecodeError):
+        if b"\x00" not in body:
+            return body.decode("utf-8-sig")
+    raise PageFailed("unsupported type: not a text file")
+
+
+def _shown_file(path: str, text: str, *, as_code: bool = False) -> str:
+    """A file between fences, but Markdown as it is."""
+    name = path.rpartition("/")[2].lower()
+    suffix = name.rpartition(".")[2]
+    known = FILE_LANGUAGES.get(suffix, suffix if "." in name and suffix.isalnum() and len(suffix) <= 10 else "")
+    if known == "markdown" and not as_code:
+        return text
+    return _fence(text.removesuffix("\n"), known)
+
+
+def _read_readme(call: _GitHubCall, place: GitHubPlace) -> str:
+    about = call.object(f"/repos/{place.repo}")
+    ref = place.rest or _text(about, "default_branch")
+    params = {"ref": place.rest} if place.rest else {}
+    reply = call.rest(f"/repos/{place.repo}/readme", accept="application/vnd.github.raw+json", **params)
+    if reply.status != 200:
+        raise _refusal("GitHub", reply)
+    topics = _at(about, "topics")
+    facts = [
+        _text(about, "description"),
+        _text(about, "language"),
+        _text(about, "license", "name"),
+        f"★ {_count(about, 'stargazers_count'):,}",
+        f"topics: {', '.join(map(plain_text, topics))}" if isinstance(topics, list) and topics else "",
+        "archived" if about.get("archived") else "",
+        f"relative links start at https://github.com/{place.repo}/blob/{ref or 'HEAD'}/",
+    ]
+    return layout(place.repo, facts, [_source_text(reply.body)])
+
+
+def _read_gist(call: _GitHubCall, place: GitHubPlace) -> str:
+    gist = call.object(f"/gists/{place.rest}")
+    named = gist.get("files")
+    files = _dicts(list(named.values())) if isinstance(named, dict) else []
+    blocks = []
+    for file in files:
+        name = _text(file, "filename")
+        blocks += [f"## {name}", _shown_file(name, _gist_text(call, file))]
+    opening = _github_post({**_renamed(gist), "author": gist.get("owner"), "body": ""})
+    comments: list[dict[str, Any]] = []
+    if _count(gist, "comments"):
+        comments = _if_possible(lambda: call.list(f"/gists/{place.rest}/comments"), [])
+    posts = [_github_post(_renamed(comment)).markdown() for comment in comments]
+    title = _text(gist, "description") or next((_text(file, "filename") for file in files), place.rest)
+    return layout(title, ["gist", _several(len(files), "file")], [opening.byline(), *blocks, *posts])
+
+
+def _gist_text(call: _GitHubCall, file: dict[str, Any]) -> str:
+    """The content of one file; the API cuts long ones off and says where the rest is."""
+    if not file.get("truncated"):
+        return _text(file, "content")
+    reply = call.http.get(_text(file, "raw_url"), deadline=call.deadline)
+    return _source_text(reply.body) if reply.status == 200 else _text(file, "content")
+
+
+def _read_releases(call: _GitHubCall, place: GitHubPlace) -> str:
+    """One release, or the ten newest."""
+    path = f"/repos/{place.repo}/releases"
+    if place.rest:
+        posts = [_release(call.object(f"{path}/{re.sub('^tag/', 'tags/', place.rest)}"))]
+    else:
+        posts = [_release(item) for item in call.list(path, per_page="10")]
+    return layout(f"{place.repo} releases", [place.url], [post.markdown() for post in posts])
+
+
+def _release(item: dict[str, Any]) -> Post:
+    tag, name = _text(item, "tag_name"), _text(item, "name")
+    assets = [f"- {_text(asset, 'browser_download_url')}" for asset in _dicts(item.get("assets"))]
+    files = "\n".join(["**Files**", "", *assets]) if assets else ""
+    return Post(
+        body="\n\n".join(_blocks_of([_text(item, "body"), files])),
+        author=_text(item, "author", "login"),
+        date=_text(item, "published_at") or _text(item, "created_at"),
+        heading=(tag if name in ("", tag) else f"{name} ({tag})")
+        + (" · pre-release" if item.get("prerelease") else ""),
+        url=_text(item, "html_url"),
+    )
+
+
+def _read_commit(call: _GitHubCall, place: GitHubPlace) -> str:
+    item = call.object(f"/repos/{place.repo}/commits/{place.rest}")
+    title, _, message = _text(item, "commit", "message").partition("\n")
+    post = Post(message, _committer(item), _text(item, "commit", "author", "date"), url=_text(item, "html_url"))
+    stats = _at(item, "stats") or {}
+    facts = [place.repo, f"commit {_text(item, 'sha')[:12]}", _changes(stats)]
+    return layout(title, facts, [post.byline(), post.body, *_diffs(item)])
+
+
+def _read_compare(call: _GitHubCall, place: GitHubPlace) -> str:
+    # The site takes two dots as well; the API wants three.
+    span = re.sub(r"(?<!\.)\.\.(?!\.)", "...", place.rest)
+    item = call.object(f"/repos/{place.repo}/compare/{span}")
+    commits = _dicts(item.get("commits"))
+    lines = "\n".join(f"- {_text(one, 'sha')[:10]} {_headline(one)} ({_committer(one)})" for one in commits)
+    total = max(_count(item, "total_commits"), len(commits))
+    return layout(unquote(span), [place.repo, _several(total, "commit"), place.url], [lines, *_diffs(item)])
+
+
+def _headline(item: dict[str, Any]) -> str:
+    return _text(item, "commit", "message").partition("\n")[0]
+
+
+def _committer(item: dict[str, Any]) -> str:
+    return _text(item, "author", "login") or _text(item, "commit", "author", "name") or DELETED_USER
+
+
+def _diffs(item: dict[str, Any]) -> list[str]:
+    """A heading and a diff for each changed file; large and binary ones come without one."""
+    blocks = []
+    for file in _dicts(item.get("files")):
+        patch = _text(file, "patch")
+        blocks.append(f"## {_text(file, 'filename')} · {_text(file, 'status') or 'modified'} ({_changes(file)})")
+        blocks.append(_fence(patch, "diff") if patch else "_No diff: the file is binary or the change too large._")
+    return blocks
+
+
+#: How each kind of page on GitHub is read.
+GITHUB_READERS: Mapping[str, Callable[[_GitHubCall, GitHubPlace], str]] = {
+    "": _read_readme,
+    "tree": _read_readme,
+    "issues": _read_issue,
+    "pull": _read_issue,
+    "discussions": _read_discussion,
+    "releases": _read_releases,
+    "blob": _read_file,
+    "raw": _read_file,
+    "commit": _read_commit,
+    "compare": _read_compare,
+    "gist": _read_gist,
+}
+
+
+class Sieve(HTMLParser):
+    """Copies HTML; its verdict on an element may be to drop it, to put it aside, or to unwrap what is in it."""
+
+    def __init__(self, html: str, verdict: Callable[[str, dict[str, str]], str]) -> None:
+        super().__init__(convert_charrefs=False)
+        self.kept: list[str] = []
+        self.aside: list[str] = []
+        self._verdict = verdict
+        self._out: list[str] | None = self.kept
+        self._open: list[tuple[str, str]] = []  # the elements around the current place, and the verdict on each
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = {name: value or "" for name, value in attrs}
+        verdict = self._verdict(tag, known) if self._out is self.kept else ""
+        if tag in VOID_TAGS and verdict:
+            return
+        if tag not in VOID_TAGS:
+            self._open.append((tag, verdict))
+        if verdict in ("drop", "aside"):
+            self._out = self.aside if verdict == "aside" else None
+        if verdict != "unwrap":
+            self.handle_data(self.get_starttag_text() or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        if not any(name == tag for name, _ in self._open):
+            return
+        name, verdict = "", ""
+        while name != tag:
+            name, verdict = self._open.pop()
+            if verdict != "unwrap":
+                self.handle_data(f"</{name}>")
+            if verdict in ("drop", "aside"):
+                self._out = self.kept
+
+    def handle_data(self, data: str) -> None:
+        if self._out is not None:
+            self._out.append(data)
+
+    def handle_entityref(self, name: str) -> None:
+        self.handle_data(f"&{name};")
+
+    def handle_charref(self, name: str) -> None:
+        self.handle_data(f"&#{name};")
+
+
+@dataclass(frozen=True)
+class Wikipedia:
+    """Articles of Wikipedia and its sisters, in every language."""
+
+    name: ClassVar[str] = "wikipedia"
+
+    pace: Pace = field(default_factory=Pace, repr=False, compare=False)
+
+    def matches(self, url: str) -> bool:
+        return bool(_wiki_page(url))
+
+    def load(self, http: Http, url: str, *, deadline: Deadline) -> Page:
+        host, page = _wiki_host(url), _wiki_page(url)
+        parsed = self._parse(http, host, page, deadline)
+        home = f"https://{host}/wiki/{quote(_text(parsed, 'title').replace(' ', '_'))}"
+        redirects = _dicts(_at(parsed, "redirects"))
+        fragment = _address(url).fragment or next((_text(hop, "tofragment") for hop in redirects[-1:]), "")
+        several = _at(parsed, "properties", "disambiguation") is not None
+        article = Sieve(_text(parsed, "text"), functools.partial(_wiki_verdict, keep_links=several))
+        box = _infobox("".join(article.aside))
+        linked, sections = _wiki_sections("".join(article.kept), unquote(fragment).replace(" ", "_"), home, box)
+        facts = [
+            host,
+            "disambiguation: the title has several meanings" if several else "",
+            f"redirected from {_text(redirects[0], 'from')}" if redirects else "",
+            f"the link points at the section “{linked}”, shown first" if linked else "",
+            home,
+        ]
+        return Page(url, layout(_text(parsed, "title"), facts, sections), self.name)
+
+    def _parse(self, http: Http, host: str, page: dict[str, str], deadline: Deadline) -> dict[str, Any]:
+        self.pace.wait(deadline, host)
+        wanted = {"action": "parse", "prop": "text|properties", "redirects": "1", "disableeditsection": "1"}
+        query = urlencode({**wanted, "disabletoc": "1", "format": "json", "formatversion": "2", **page})
+        agent = {"User-Agent": WIKIMEDIA_AGENT}
+        reply = http.get(f"https://{host}/w/api.php?{query}", headers=agent, deadline=deadline)
+        if wait := retry_after(reply.headers.get("retry-after")):
+            self.pace.hold(wait, host)
+        answer = _json_of("Wikimedia", reply, dict)
+        parsed = _at(answer, "parse")
+        if isinstance(parsed, dict) and _text(parsed, "text"):
+            return parsed
+        code = _text(answer, "error", "code")
+        if code in ("ratelimited", "maxlag"):
+            raise RateLimited("Wikimedia is limiting our rate", wait)
+        raise PageFailed("HTTP 404" if code in ("missingtitle", "nosuchpageid") else "Wikimedia sent no article")
+
+
+def _wiki_host(url: str) -> str:
+    """The host whose API knows the page; empty for other sites, and for portals, which have no articles."""
+    match = WIKIMEDIA_HOST.fullmatch(str(_address(url).hostname or ""))
+    if not match or (match["wiki"] == "www" and match["family"] not in ("mediawiki.org", "wikidata.org")):
+        return ""
+    wiki = "www" if match["wiki"] == "m" else match["wiki"]
+    return f"{wiki}.{match['family']}"
+
+
+def _wiki_page(url: str) -> dict[str, str]:
+    """The page in the terms of the API: its title, its number or one of its versions."""
+    parts = _address(url)
+    path = WIKI_PATH.fullmatch(parts.path)
+    if not _wiki_host(url) or not (path or parts.path in ("/w/index.php", "/index.php")):
+        return {}
+    asked = {key: values[0] for key, values in parse_qs(parts.query).items()}
+    if asked.get("action", "view") != "view":
+        return {}
+    title = unquote(path[1]) if path else asked.get("title", "")
+    for name, value in (("oldid", asked.get("oldid", "")), ("page", title), ("pageid", asked.get("curid", ""))):
+        if value:
+            return {name: value}
+    return {}
+
+
+def _wiki_verdict(tag: str, attrs: dict[str, str], *, keep_links: bool) -> str:
+    classes = attrs.get("class", "").split()
+    if tag == "style" or not WIKI_CLUTTER.isdisjoint(classes):
+        return "drop"
+    if tag == "img" and not any(name.startswith("mwe-math") for name in classes):
+        return "drop"
+    if tag in ("table", "div") and any(name.startswith("infobox") for name in classes):
+        return "aside"
+    # Links to other articles are in every line and would take up much of the answer.
+    return "unwrap" if tag == "a" and not keep_links and attrs.get("href", "/").startswith(("/", "./", "#")) else ""
+
+
+def _wiki_sections(html: str, fragment: str, url: str, box: str) -> tuple[str, list[str]]:
+    """The name of the linked section, and all that hold text: the linked one and those below it first."""
+    starts = list(WIKI_SECTION.finditer(html))
+    ends = [*(match.start() for match in starts), len(html)]
+    levels = [1, *(int(match[1]) for match in starts)]
+    anchors = ["", *(match[2] or match[3] or "" for match in starts)]
+    texts = [fragment_to_markdown(html[start:end], url) for start, end in zip([0, *ends], ends, strict=False)]
+    texts[0] = "\n\n".join(_blocks_of([box, texts[0]]))
+    filled = [bool(text) and not re.fullmatch("#+ [^\n]*", text.strip()) for text in texts]
+    below = [_below(levels, index) for index in range(len(texts))]
+    kept = [index for index in range(len(texts)) if any(filled[index : below[index]])]
+    at = anchors.index(fragment) if fragment and fragment in anchors else 0
+    first = range(at, below[at]) if at else range(0)
+    order = [index for index in kept if index in first] + [index for index in kept if index not in first]
+    return (fragment.replace("_", " ") if at else ""), [texts[index] for index in order]
+
+
+def _below(levels: list[int], index: int) -> int:
+    """Where the sections below this one end; nothing is below the introduction."""
+    end = index + 1
+    while index and end < len(levels) and levels[end] > levels[index]:
+        end += 1
+    return end
+
+
+def _infobox(html: str) -> str:
+    """The label and value pairs of an infobox as a table."""
+    clean = "".join(Sieve(html, lambda _tag, attrs: "drop" if "reference" in attrs.get("class", "") else "").kept)
+    rows = [(_cell(label), _cell(value)) for label, value in INFOBOX_ROW.findall(clean)]
+    shown = [f"| {label} | {value} |" for label, value in rows if label and value][:MOST_INFOBOX_ROWS]
+    return "\n".join(["| | |", "|---|---|", *shown]) if shown else ""
+
+
+def _cell(html: str) -> str:
+    text = " ".join(_untagged(CELL_BREAK.sub(", ", re.sub(r"(?s)<style.*?</style>", "", html))).split())
+    return re.sub(r"(?:\s*,\s*)+", ", ", text).strip(" ,").replace("|", "\\|")
+
+
+@dataclass(frozen=True)
+class ArXiv:
+    """Papers on arXiv: metadata, abstract and full text."""
+
+    name: ClassVar[str] = "arxiv"
+
+    pace: Pace = field(default_factory=lambda: Pace(ARXIV_GAP), repr=False, compare=False)
+
+    def matches(self, url: str) -> bool:
+        return bool(_arxiv_id(url))
+
+    def load(self, http: Http, url: str, *, deadline: Deadline) -> Page:
+        number = _arxiv_id(url)
+        title, facts, abstract = _arxiv_head(self._entry(http, number, deadline), number)
+        return Page(url, layout(title, facts, [*abstract, *_arxiv_text(http, number, deadline)]), self.name)
+
+    def _entry(self, http: Http, number: str, deadline: Deadline) -> Any:
+        """The entry of the paper in the API's feed. A bad id is an entry called Error, an unknown one is none."""
+        from xml.etree import ElementTree
+
+        self.pace.wait(deadline)
+        query = urlencode({"id_list": number, "max_results": "1"})
+        agent = {"User-Agent": API_USER_AGENT}
+        reply = http.get(f"https://export.arxiv.org/api/query?{query}", headers=agent, deadline=deadline)
+        refusal = _refusal("arXiv", reply)
+        if isinstance(refusal, RateLimited):
+            self.pace.hold(refusal.retry_after or 60.0)
+            raise refusal
+        try:
+            # Expat, which reads this, refuses the entity bombs that the linter has in mind.
+            entry = ElementTree.fromstring(reply.body).find("a:entry", ATOM)
+        except ElementTree.ParseError:
+            raise refusal from None
+        if entry is None or "/api/errors" in (entry.findtext("a:id", "", ATOM)):
+            raise PageFailed("HTTP 404")
+        return entry
+
+
+def _arxiv_id(url: str) -> str:
+    match = ARXIV_PATH.fullmatch(_address(url).path)
+    return match[1] if match and _host(url) in ("arxiv.org", "export.arxiv.org") else ""
+
+
+def _arxiv_head(entry: Any, number: str) -> tuple[str, list[str], list[str]]:
+    """Title, facts and abstract. The feed breaks its lines at some width; those breaks mean nothing."""
+
+    def said(path: str) -> str:
+        return " ".join((entry.findtext(path, "", ATOM) or "").split())
+
+    authors = [" ".join((name.text or "").split()) for name in entry.findall("a:author/a:name", ATOM)]
+    subjects = dict.fromkeys(category.get("term", "") for category in entry.findall("a:category", ATOM))
+    first, latest = said("a:published")[:10], said("a:updated")[:10]
+    named = [("comment", said("x:comment")), ("journal", said("x:journal_ref")), ("doi", said("x:doi"))]
+    facts = [
+        ", ".join(authors),
+        f"arXiv:{number}",
+        first + (f", this version {latest}" if latest != first else ""),
+        ", ".join(subjects),
+        *(f"{name}: {value}" for name, value in named if value),
+        f"https://arxiv.org/abs/{number}",
+    ]
+    return said("a:title"), facts, ["## Abstract", said("a:summary")]
+
+
+def _arxiv_text(http: Http, number: str, deadline: Deadline) -> list[str]:
+    """The full text from the HTML edition, otherwise from the PDF, with a note on what that loses."""
+    html = _if_possible(lambda: _arxiv_html(http, number, deadline), "")
+    if html:
+        return [html]
+    pdf = _if_possible(lambda: _arxiv_pdf(http, number, deadline), "")
+    if pdf:
+        return ["_No HTML edition: this is the text of the PDF, its formulas and tables may be garbled._", pdf]
+    return [f"_Only the abstract could be read. The paper: https://arxiv.org/pdf/{number}_"]
+
+
+def _arxiv_html(http: Http, number: str, deadline: Deadline) -> str:
+    url = f"https://arxiv.org/html/{number}"
+    reply = http.get(url, deadline=deadline)
+    article = ARXIV_ARTICLE.search(reply.body.decode("utf-8", "replace"))
+    if reply.status != 200 or not article:
+        raise PageFailed("no HTML edition")
+    paper = Sieve(ARXIV_LISTING.sub(_arxiv_listing, article[0]), _arxiv_verdict)
+    return fragment_to_markdown("".join(paper.kept), url)
+
+
+def _arxiv_listing(match: re.Match[str]) -> str:
+    import base64
+    import html
+
+    with contextlib.suppress(ValueError):
+        return f"<pre>{html.escape(base64.b64decode(match[1]).decode(), quote=False)}\n</pre>"
+    return match[0]
+
+
+def _arxiv_verdict(tag: str, attrs: dict[str, str]) -> str:
+    classes = attrs.get("class", "").split()
+    if not ARXIV_CLUTTER.isdisjoint(classes):
+        return "drop"
+    # Equations stand in tables with a cell for their number; a table of one formula is no table.
+    return "unwrap" if tag in ("table", "tr", "td") and any(name.startswith("ltx_eq") for name in classes) else ""
+
+
+def _arxiv_pdf(http: Http, number: str, deadline: Deadline) -> str:
+    reply = http.get(f"https://arxiv.org/pdf/{number}", deadline=deadline)
+    if reply.status != 200 or not reply.body.startswith(b"%PDF"):
+        raise PageFailed("no PDF")
+    return pdf_to_markdown(reply.body, deadline=deadline)
+
+
+@dataclass(frozen=True)
+class HackerNews:
+    """Threads of Hacker News: the story and its comments, from the search API that news.ycombinator.com links to."""
+
+    name: ClassVar[str] = "hackernews"
+
+    def matches(self, url: str) -> bool:
+        return bool(_hackernews_id(url))
+
+    def load(self, http: Http, url: str, *, deadline: Deadline) -> Page:
+        # One request brings the whole tree; the Firebase API would need one for each comment.
+        reply = http.get(f"https://hn.algolia.com/api/v1/items/{_hackernews_id(url)}", deadline=deadline)
+        story = _json_of("Hacker News", reply, dict)
+        opening = _hackernews_post(story)
+        # The most discussed first: the API lists comments by age.
+        posts = sorted(opening.replies, key=lambda post: (not post.has(_address(url).fragment), -post.votes))
+        facts = ["Hacker News", _text(story, "url"), _several(_count(story, "points"), "point")]
+        title = _text(story, "title") or (opening.author and f"Comment by {opening.author}")
+        blocks = [opening.byline(), opening.body, *_outline(posts)]
+        return Page(url, layout(title, [*facts, _several(opening.votes, "comment")], blocks), self.name)
+
+
+def _hackernews_id(url: str) -> str:
+    parts = _address(url)
+    number = parse_qs(parts.query).get("id", [""])[0]
+    return number if _host(url) == "news.ycombinator.com" and parts.path == "/item" and number.isdigit() else ""
+
+
+def _hackernews_post(item: dict[str, Any], depth: int = 0) -> Post:
+    below = _dicts(item.get("children")) if depth < DEEPEST_THREAD else []
+    replies = tuple(_hackernews_post(reply, depth + 1) for reply in below)
+    return Post(
+        body=fragment_to_markdown(_text(item, "text")),
+        author=_text(item, "author"),
+        date=_text(item, "created_at"),
+        url=f"https://news.ycombinator.com/item?id={_count(item, 'id')}",
+        votes=len(replies) + sum(reply.votes for reply in replies),
+        replies=replies,
+    )
+
+
+#: Asked in this order; the only place that names them all.
+LOADERS: tuple[type[Loader], ...] = (StackExchange, GitHub, Wikipedia, ArXiv, HackerNews)
 
 
 # -- the ways to read a page -------------------------------------------------
@@ -4255,11 +5724,11 @@ class HttpStep:
         within = deadline.sooner(HTTP_STEP_SECONDS)
         reply = self._http.get(url, headers=PAGE_HEADERS, deadline=within, wanted=wanted_type)
         if reply.status >= 400:
-            raise _refusal(reply.status)
+            raise _status_failure(reply.status)
         return reply_to_markdown(reply, deadline=deadline)
 
 
-def _refusal(status: int) -> PageFailed:
+def _status_failure(status: int) -> PageFailed:
     """What an error status means; only walls that a browser may pass lead to the next step."""
     if status == 401:
         return PageFailed(NEEDS_LOGIN)
@@ -4282,7 +5751,7 @@ class BrowserStep:
     def read(self, url: str, *, deadline: Deadline) -> str:
         rendered = self._browser.render(url, deadline=deadline)
         if rendered.status in (404, 410):
-            raise _refusal(rendered.status)
+            raise _status_failure(rendered.status)
         return page_from_html(rendered.html, rendered.url)
 
 
@@ -4431,7 +5900,9 @@ class Reader:
     def _by_loader(self, url: str, deadline: Deadline, attempts: list[Attempt]) -> Page | None:
         for loader in self._loaders:
             if loader.matches(url):
-                load = functools.partial(loader.load, self._http, url, deadline=deadline)
+                # An API that hangs must leave the content chain its time.
+                within = deadline.sooner(LOADER_SHARE * deadline.remaining())
+                load = functools.partial(loader.load, self._http, url, deadline=within)
                 try:
                     page = self._telemetry.timed("scrape", loader.name, load, attempts, url=url)
                     return dataclasses.replace(page, attempts=tuple(attempts))
@@ -4496,8 +5967,14 @@ LONGEST_SNIPPET = 1000
 LONGEST_TITLE = 300
 MOST_HEADINGS_NAMED = 4
 
-# The first line of a fenced block, also within lists and quotations.
-FENCE_LINE = re.compile(r"[ \t>]*(`{3,}|~{3,})")
+# The first line of a fenced block, also within lists and quotations: what stands before it, the fence, the language.
+FENCE_START = re.compile(r"((?:[ \t>]|(?:[-*+]|\d{1,9}[.)])[ \t])*)(`{3,}(?=[^`\n]*$)|~{3,})([^\n]*)", re.MULTILINE)
+
+# The last line of one.
+FENCE_END = re.compile(r"[ \t>]*(`{3,}|~{3,})[ \t]*$", re.MULTILINE)
+
+# A line with its end. splitlines() would divide at form feeds and other characters too.
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 # An ATX heading.
 HEADING_LINE = re.compile(r"(#{1,6})[ \t]+(.+)")
@@ -4550,28 +6027,29 @@ def split_blocks(markdown: str) -> list[Block]:
 
 
 def _block_texts(markdown: str) -> Iterator[str]:
-    """Runs of lines up to and including the blank lines after them; a fenced block is never divided."""
+    """Paragraphs, lists, tables with the blank lines after them; a fenced block is one, whatever is inside."""
     block: list[str] = []
-    fence = ""
-    for line in markdown.splitlines(keepends=True):
-        if block and not fence and not block[-1].strip() and line.strip():
+    fence, just_closed = "", False
+    for line in LINE.findall(markdown):
+        was_open, fence = fence, _fence_after(line, fence)
+        blank_before = bool(block) and not block[-1].strip()
+        begins = bool(fence) or (bool(line.strip()) and (blank_before or just_closed))
+        if block and not was_open and begins:
             yield "".join(block)
             block = []
         block.append(line)
-        fence = _fence_after(line, fence)
+        just_closed = bool(was_open) and not fence
     if block:
         yield "".join(block)
 
 
 def _fence_after(line: str, fence: str) -> str:
     """The fence that is open after this line, or an empty string."""
-    mark = FENCE_LINE.match(line)
-    if not mark:
-        return fence
     if not fence:
-        return mark[1]
-    closes = mark[1].startswith(fence) and not line[mark.end() :].strip()
-    return "" if closes else fence
+        start = FENCE_START.match(line)
+        return start[2] if start else ""
+    end = FENCE_END.match(line)
+    return "" if end and end[1].startswith(fence) else fence
 
 
 def arranged(markdown: str, limit: int) -> str:
@@ -4579,23 +6057,30 @@ def arranged(markdown: str, limit: int) -> str:
     if cost(markdown) <= limit:
         return markdown
     most = limit // 4
-    return "".join(text if cost(text) <= most else _divided(text, most) for text in _block_texts(markdown))
+    texts = _block_texts(markdown)
+    return "".join(text if cost(text) <= most else _divided(text, most) for text in texts).rstrip("\n")
 
 
 def _divided(block: str, limit: int) -> str:
     """A block as several: code gets a fence for each part, a table its header, prose a blank line."""
     lines = block.strip("\n").split("\n")
+    first: list[str] = []
     head: list[str] = []
     tail: list[str] = []
-    if FENCE_LINE.match(lines[0]):
-        closing = lines[0][: FENCE_LINE.match(lines[0]).end()]  # type: ignore[union-attr]
-        head, tail = lines[:1], [closing]
-        lines = lines[1:-1] if len(lines) > 1 and lines[-1].strip() == closing.strip() else lines[1:]
+    if fence := FENCE_START.match(lines[0]):
+        # A list marker stands before the first part only; the others are indented to the same place.
+        margin = re.sub(r"[^\s>]", " ", fence[1])
+        first, head, tail = lines[:1], [f"{margin}{fence[2]}{fence[3]}"], [f"{margin}{fence[2]}"]
+        closed = len(lines) > 1 and not _fence_after(lines[-1], fence[2])
+        lines = lines[1:-1] if closed else lines[1:]
     elif len(lines) > 2 and TABLE_RULE.fullmatch(lines[1]):
-        head, lines = lines[:2], lines[2:]
-    room = max(200, limit - cost("\n".join([*head, *tail])) - 10)
-    parts = ["\n".join([*head, *part, *tail]) for part in _line_groups(lines, room)]
-    return "\n\n".join(parts) + "\n\n"
+        first = head = lines[:2]
+        lines = lines[2:]
+    room = max(200, limit - cost("\n".join([*first, *head, *tail])) - 10)
+    parts = [[*head, *group, *tail] for group in _line_groups(lines, room)]
+    if parts and head:
+        parts[0][: len(head)] = first
+    return "\n\n".join("\n".join(part) for part in parts) + "\n\n"
 
 
 def _line_groups(lines: list[str], room: int) -> Iterator[list[str]]:
@@ -4679,9 +6164,12 @@ def _more(url: str, left: int, total: int, index: int) -> str:
 
 def fit_results(results: Sequence[SearchResult], query: str, limit: int) -> list[SearchResult]:
     """The results with pages cut so that the whole answer stays within `limit`; short pages donate what they spare."""
+    part = limit // max(1, len(results))
     trimmed = [
         dataclasses.replace(
-            result, title=_clipped(result.title, LONGEST_TITLE), snippet=_clipped(result.snippet, LONGEST_SNIPPET)
+            result,
+            title=_clipped(result.title, min(LONGEST_TITLE, part // 8)),
+            snippet=_clipped(result.snippet, min(LONGEST_SNIPPET, part // 4)),
         )
         for result in results
     ]
@@ -4697,7 +6185,13 @@ def fit_results(results: Sequence[SearchResult], query: str, limit: int) -> list
 
 
 def _clipped(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+    """The text within `longest` characters of JSON."""
+    if cost(text) <= longest:
+        return text
+    kept = text[: max(0, longest - 1)]
+    while kept and cost(kept) > longest - 1:
+        kept = kept[: len(kept) - max(1, len(kept) // 10)]
+    return kept.rstrip() + "…"
 
 
 def fair_shares(needs: Sequence[int], room: int) -> list[int]:
@@ -4718,53 +6212,62 @@ def condensed(markdown: str, url: str, query: str, *, room: int, limit: int) -> 
         return markdown
     blocks = split_blocks(arranged(markdown, limit))
     gap = cost(url) + 120 + MOST_HEADINGS_NAMED * 64
+    if room < 2 * gap:
+        return _clipped(markdown, room)
     if cost(blocks[0].text) > room - gap:
         return _beginning("".join(block.text for block in blocks), url, room - gap)
-    return _with_gaps(blocks, _chosen(blocks, relevance(blocks, query), room - gap, gap), url)
+    return _gapped(blocks, _chosen(blocks, relevance(blocks, query), room - gap, gap), url)
 
 
 def _beginning(markdown: str, url: str, room: int) -> str:
     """The first lines of a page whose very first block is too large, with its fence closed."""
-    part = excerpt(markdown, 0, max(room, 40))
+    part = excerpt(markdown, 0, room)
     fence = ""
-    for line in part.text.splitlines():
+    for line in LINE.findall(part.text):
         fence = _fence_after(line, fence)
     closing = f"\n{fence}" if fence else ""
-    return (
-        f"{part.text.rstrip()}{closing}\n\n{_more(url, len(markdown) - len(part.text), len(markdown), len(part.text))}"
-    )
+    size = len(part.text)
+    return f"{part.text.rstrip()}{closing}\n\n{_more(url, len(markdown) - size, len(markdown), size)}"
 
 
 def _chosen(blocks: list[Block], scores: list[float], room: int, gap: int) -> set[int]:
     """The opening, then the best blocks, each with the heading it stands under, as long as there is room."""
+    sizes = [cost(block.text) for block in blocks]
     chosen: set[int] = set()
     opening = room * OPENING_SHARE
-    for i, block in enumerate(blocks):
-        if chosen and cost(block.text) > opening:
+    for i, size in enumerate(sizes):
+        if chosen and size > opening:
             break
         chosen.add(i)
-        opening -= cost(block.text)
-        room -= cost(block.text)
+        opening -= size
+        room -= size
+    above = _headings_above(blocks)
     for i in sorted(range(len(blocks)), key=lambda i: (-scores[i], i)):
-        needed, grown = 0, set(chosen)
-        for j in sorted({i, _heading_of(blocks, i)} - chosen):
-            needed += cost(blocks[j].text) + gap * _gaps_added(j, grown, len(blocks))
-            grown.add(j)
-        if needed <= room:
-            chosen = grown
+        needed, added = 0, []
+        for j in sorted({i, above[i]} - chosen):
+            needed += sizes[j] + gap * _gaps_added(j, chosen, len(blocks))
+            chosen.add(j)
+            added.append(j)
+        if needed > room:
+            chosen.difference_update(added)
+        else:
             room -= needed
     return chosen
+
+
+def _headings_above(blocks: list[Block]) -> list[int]:
+    """For each block the place of the heading it stands under, or its own where there is none."""
+    places: list[int] = []
+    last: int | None = None
+    for i, block in enumerate(blocks):
+        last = i if block.is_heading else last
+        places.append(i if last is None else last)
+    return places
 
 
 def _gaps_added(i: int, chosen: set[int], total: int) -> int:
     """1 where showing block `i` divides a gap in two, -1 where it fills one up, else 0."""
     return 1 - (i - 1 in chosen or i == 0) - (i + 1 in chosen or i + 1 == total)
-
-
-def _heading_of(blocks: list[Block], i: int) -> int:
-    while i > 0 and not blocks[i].is_heading:
-        i -= 1
-    return i
 
 
 def relevance(blocks: list[Block], query: str) -> list[float]:
@@ -4792,7 +6295,7 @@ def _query_words(text: str) -> list[str]:
     return [word.lower() for word in WORD.findall(text)]
 
 
-def _with_gaps(blocks: list[Block], chosen: set[int], url: str) -> str:
+def _gapped(blocks: list[Block], chosen: set[int], url: str) -> str:
     """The chosen blocks in page order, with one line for each run of blocks left out."""
     parts: list[str] = []
     hidden: list[Block] = []
@@ -5370,7 +6873,7 @@ JSON_RETRY_WAITS = (1.0, 2.0, 5.0)
 
 LONGEST_GEMINI_QUERY = 4000
 MOST_OUTPUT_BYTES = 4_000_000
-POLL_SECONDS = 0.05
+GEMINI_POLL_SECONDS = 0.05
 PROGRESS_SECONDS = 5.0
 
 # Google's redirects to the pages that its search found.
@@ -5584,7 +7087,7 @@ class GeminiRun:
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
                 self.progress(f"Gemini has been working for {told - started:.0f} s.")
-            time.sleep(POLL_SECONDS)
+            time.sleep(GEMINI_POLL_SECONDS)
 
     def _refuse_when_over(self) -> None:
         if self.cancelled():

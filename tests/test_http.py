@@ -593,6 +593,17 @@ def test_the_deadline_holds_on_a_connection_that_is_used_again(serve, http):
     assert len(site.connections) == 1
 
 
+def test_a_late_sign_of_life_does_not_extend_the_deadline(serve, http):
+    def late(request):
+        request.send(HEAD + b"\r\n")
+        time.sleep(0.7)
+        request.send(b"x")
+        request.hold()
+
+    with takes_less_than(1.4), pytest.raises(Timeout):
+        http.get(serve(late).url, deadline=within(1.0))
+
+
 def test_a_slow_page_that_ends_in_time_is_read_to_its_end(serve, http):
     site = serve(lambda request: (request.send(HEAD + b"\r\n"), request.drip(b"slow but sure", every=0.03))[1])
     assert http.get(site.url, deadline=within(5)).body == b"slow but sure"
