@@ -43,7 +43,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NoReturn, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -286,13 +286,14 @@ class Upstream:
     https_proxy: str = ""
     no_proxy: str = ""
 
-    def for_host(self, scheme: str, host: str) -> str:
+    def for_host(self, scheme: str, host: str, port: int) -> str:
         """The URL of the proxy to go through, or "" for none."""
         import requests.utils
 
         proxy = self.https_proxy if scheme == "https" else self.http_proxy
         shown = f"[{host}]" if ":" in host else host
-        bypass = proxy and requests.utils.should_bypass_proxies(f"{scheme}://{shown}/", no_proxy=self.no_proxy or None)
+        url = f"{scheme}://{shown}:{port}/"
+        bypass = proxy and requests.utils.should_bypass_proxies(url, no_proxy=self.no_proxy or None)
         return "" if not proxy or bypass else proxy if "://" in proxy else f"http://{proxy}"
 
 
@@ -305,7 +306,7 @@ class GuardProxy:
         self._lock = threading.Lock()
         self._failures: collections.OrderedDict[tuple[str, int], SearchError] = collections.OrderedDict()
         self._server = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.address = "127.0.0.1:{}".format(self._server.getsockname()[1])
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -372,7 +373,7 @@ class GuardProxy:
         """A socket that leads to the host, and the URL of the proxy it goes through, if any."""
         shown = f"[{host}]" if ":" in host else host
         self._guard.target(f"{scheme}://{shown}:{port}/")
-        proxy = self._upstream.for_host(scheme, host)
+        proxy = self._upstream.for_host(scheme, host, port)
         if proxy:
             # The operator's proxy resolves names itself: what a look at the name tells has just been checked.
             return through_proxy(proxy, f"{shown}:{port}" if scheme == "https" else ""), proxy
@@ -413,11 +414,13 @@ def proxy_login(proxy: str) -> list[bytes]:
     return [b"Proxy-Authorization: Basic " + base64.b64encode(pair)]
 
 
-def connect_to(addresses: Iterable[str], port: int, host: str) -> socket.socket:
+def connect_to(addresses: Sequence[str], port: int, host: str) -> socket.socket:
     """A connection to the first address that answers."""
-    for address in addresses:
+    *others, last = addresses
+    for address in (*others, last):
         with contextlib.suppress(OSError):
-            sock = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
+            # Where IPv6 leads nowhere the next address has to get its chance before the page's time is up.
+            sock = socket.create_connection((address, port), timeout=CONNECT_SECONDS if address == last else 3.0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(QUIET_SECONDS)
             return sock
@@ -546,16 +549,14 @@ def web_socket(url: str, deadline: Deadline) -> Transport:
     """A WebSocket to a browser."""
     import websocket
 
-    local = is_loopback(urlsplit(url).hostname or "")
+    options: dict[str, Any] = {"enable_multithread": True, "suppress_origin": True}
+    options["skip_utf8_validation"] = True  # done in Python it takes 2 s per megabyte
+    if is_loopback(urlsplit(url).hostname or ""):
+        # Else http_proxy would hijack loopback; http_no_proxy counts only where a proxy is named.
+        options |= {"http_proxy_host": "unused", "http_proxy_port": 1, "http_no_proxy": ["*"]}
     try:
-        transport: Transport = websocket.create_connection(
-            url,
-            timeout=max(0.1, min(CALL_SECONDS, deadline.remaining())),
-            enable_multithread=True,
-            suppress_origin=True,
-            skip_utf8_validation=True,  # checked in Python it takes 2 s per megabyte
-            http_no_proxy=["*"] if local else None,  # else http_proxy would hijack loopback
-        )
+        timeout = max(0.1, min(CALL_SECONDS, deadline.remaining()))
+        transport: Transport = websocket.create_connection(url, timeout=timeout, **options)
     except (OSError, ValueError, websocket.WebSocketException) as error:
         raise LaunchFailed(f"Failed to connect to browser: {type(error).__name__}.") from None
     transport.settimeout(None)  # type: ignore[attr-defined]
@@ -676,7 +677,7 @@ class PageTab:
         self.browser.sessions.pop(self.session, None)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _tab_class(mixin: type) -> Any:
     """pychrome.Tab with one of the two mixins; made late, so that finding a browser needs no pychrome."""
     import pychrome  # type: ignore[import-untyped]
@@ -716,6 +717,9 @@ SMALL_SHARED_MEMORY = 256 * 1024 * 1024
 
 #: File descriptors on which Chromium expects its DevTools pipe.
 PIPE_FDS = (3, 4)
+
+#: A socket's path has at most 104 bytes (macOS), of which Chromium needs 45 for itself.
+LONGEST_SOCKET_FOLDER = 58
 
 #: What Chromium may see of the environment: enough to start, no key, no token.
 BROWSER_VARIABLES = (
@@ -771,7 +775,8 @@ BASE_FLAGS = (
 RETRYABLE_LAUNCH = re.compile(
     r"failed to connect to (?:the )?browser|did not answer|connection (?:refused|reset|closed)|broken pipe|timed? ?out"
     r"|DevToolsActivePort|processsingleton|profile.{0,40}in use|singletonlock|target closed|ended at once"
-    r"|resource temporarily unavailable|cannot allocate|no space left|text file busy|snap-confine|dbus|zygote|websocket",
+    r"|resource temporarily unavailable|cannot allocate|no space left|text file busy|snap-confine|dbus|zygote"
+    r"|websocket",
     re.IGNORECASE,
 )
 
@@ -783,12 +788,18 @@ HOPELESS_LAUNCH = re.compile(
 )
 
 
+# The folder in which Chromium, Chrome, Edge or Brave keeps its socket.
+SOCKET_FOLDER = re.compile(r"(?:org|com)\.[\w.]+\.\w{6}$")
+
+
 def is_retryable_launch_error(message: str) -> bool:
     """True where the same browser may well start at the next try."""
     return not HOPELESS_LAUNCH.search(message) and bool(RETRYABLE_LAUNCH.search(message))
 
 
-def backoff(attempt: int, base: float, *, slow: bool, jitter: Callable[[float, float], float] = random.uniform) -> float:
+def backoff(
+    attempt: int, base: float, *, slow: bool = False, jitter: Callable[[float, float], float] = random.uniform
+) -> float:
     """The pause after the attempt with this number (from 0): doubling, spread by a quarter, longer for Snap."""
     pause = base * 2.0**attempt * (2.0 if slow else 1.0)
     return min(LONGEST_BACKOFF, pause) * jitter(0.75, 1.25)
@@ -801,8 +812,15 @@ class LaunchFailed(Exception):
 def browser_environ(environ: Mapping[str, str], profile: str) -> dict[str, str]:
     """The environment for Chromium: the few variables it needs, and every folder it litters inside its profile."""
     kept = {k: v for k, v in environ.items() if k.upper() in BROWSER_VARIABLES or k.startswith("LC_")}
-    folders = ("TMPDIR", "TMP", "TEMP", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
-    return {**kept, **{name: profile for name in folders}}
+    temporary = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), socket_folder(profile, environ))
+    return {**kept, **temporary, **dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"), profile)}
+
+
+def socket_folder(profile: str, environ: Mapping[str, str]) -> str:
+    """A folder with a name short enough for Chromium to make a socket in it: the profile itself, if possible."""
+    folders = (profile, tempfile.gettempdir(), environ.get("XDG_RUNTIME_DIR", ""), environ.get("HOME", ""))
+    short = (folder for folder in folders if folder and len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER)
+    return next(short, profile)
 
 
 def browser_flags(profile: str, proxy: str, *, root: bool, small_shared_memory: bool) -> list[str]:
@@ -823,7 +841,7 @@ def browser_flags(profile: str, proxy: str, *, root: bool, small_shared_memory: 
 
 def is_root() -> bool:
     """True for the superuser of a POSIX system."""
-    return not WINDOWS and os.geteuid() == 0
+    return sys.platform != "win32" and os.geteuid() == 0
 
 
 def has_small_shared_memory(path: str = "/dev/shm") -> bool:
@@ -858,7 +876,7 @@ def sweep_profiles(root: str, *, alive: Callable[[int], bool] | None = None) -> 
         pid = entry.removeprefix(PROFILE_PREFIX).partition("-")[0]
         path = os.path.join(root, entry)
         if pid.isdigit() and not alive(int(pid)) and not _elsewhere(path):
-            remove_tree(path)
+            remove_profile(path)
             swept.append(entry)
     return swept
 
@@ -874,6 +892,15 @@ def _elsewhere(profile: str) -> bool:
     with contextlib.suppress(OSError):
         return os.readlink(os.path.join(profile, "SingletonLock")).rpartition("-")[0] != socket.gethostname()
     return False
+
+
+def remove_profile(profile: str) -> None:
+    """Removes a profile, and the folder with Chromium's socket where that had to be elsewhere."""
+    with contextlib.suppress(OSError):
+        folder = os.path.dirname(os.readlink(os.path.join(profile, "SingletonSocket")))
+        if SOCKET_FOLDER.match(os.path.basename(folder)):
+            remove_tree(folder)
+    remove_tree(profile)
 
 
 def remove_tree(path: str, *, tries: int = 20, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -938,6 +965,14 @@ def reserve_pipe_fds() -> None:
             os.close(null)
 
 
+def pipe_fds_are_ours() -> bool:
+    """True where reserve_pipe_fds() was called: in a process that has other uses for 3 and 4 they are not touched."""
+    with contextlib.suppress(OSError):
+        null = os.stat(os.devnull)
+        return not WINDOWS and all(os.path.samestat(os.fstat(fd), null) for fd in PIPE_FDS)
+    return False
+
+
 class Process:
     """A Chromium of our own: its command line, its profile, its process, and what it said on stderr."""
 
@@ -963,7 +998,7 @@ class Process:
     _popen: "subprocess.Popen[bytes] | None" = None
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        if WINDOWS or self._confined:
+        if self._confined or not pipe_fds_are_ours():
             return self._start([*self._flags, "--remote-debugging-port=0"])
         ours, theirs = _pipes()
         with self._spawning:
@@ -1026,7 +1061,7 @@ class Process:
             kill_group(self._popen)
         if self._transport:
             self._transport.close()
-        remove_tree(self.profile)
+        remove_profile(self.profile)
 
 
 def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
@@ -1051,7 +1086,7 @@ def _active_port(profile: str) -> list[str]:
 
 def kill_group(popen: "subprocess.Popen[bytes]") -> None:
     """Ends a process and all it has started, and waits until it is gone."""
-    if WINDOWS:
+    if sys.platform == "win32":
         subprocess.run(["taskkill", "/T", "/F", "/PID", str(popen.pid)], capture_output=True, check=False)
     else:
         with contextlib.suppress(OSError):
@@ -1125,7 +1160,7 @@ def connect_remote(url: str, *, proxy: str) -> Running:
 
 
 def devtools_socket(url: str, deadline: Deadline) -> str:
-    """The WebSocket address that a DevTools HTTP address names, on the host we were given: pools name their inner one."""
+    """The WebSocket address behind a DevTools HTTP address, on the host we were given: pools name their inner one."""
     import requests
 
     parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -1137,7 +1172,7 @@ def devtools_socket(url: str, deadline: Deadline) -> str:
     except (requests.RequestException, ValueError, KeyError, TypeError) as error:
         raise LaunchFailed(f"Failed to connect to browser at KINDLY_CDP_URL: {type(error).__name__}.") from None
     scheme = "wss" if parts.scheme == "https" else "ws"
-    return urlunsplit((scheme, parts.netloc.rpartition("@")[2], inner.path, inner.query or parts.query, ""))
+    return str(urlunsplit((scheme, parts.netloc.rpartition("@")[2], inner.path, inner.query or parts.query, "")))
 
 
 def start_with_retries(start: Callable[[], Running], attempts: int, pause: Callable[[int], None]) -> Running:
@@ -1175,6 +1210,8 @@ class Chromium:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._launch: concurrent.futures.Future[Running] | None = None
+        self._closed = False
+        self._roots: set[str] = set()
         self.proxy = GuardProxy(guard, upstream)
 
     def running(self, deadline: Deadline) -> Running:
@@ -1187,6 +1224,8 @@ class Chromium:
 
     def _current(self) -> "concurrent.futures.Future[Running]":
         with self._lock:
+            if self._closed:
+                raise Failure("cancelled", "The worker is about to end.")
             launch = self._launch
             if launch is None or (launch.done() and (launch.exception() or launch.result().gone())):
                 self._launch = concurrent.futures.Future()
@@ -1209,8 +1248,8 @@ class Chromium:
     def _start(self) -> Running:
         wanted = self._settings
         start, slow = self._remote() if wanted.cdp_url else self._local()
-        pauses = {"base": wanted.retry_backoff, "slow": slow, "sleep": self._sleep}
-        return start_with_retries(start, wanted.retry_attempts, functools.partial(_pause, **pauses))
+        pause = functools.partial(_pause, base=wanted.retry_backoff, slow=slow, sleep=self._sleep)
+        return start_with_retries(start, wanted.retry_attempts, pause)
 
     def _remote(self) -> tuple[Callable[[], Running], bool]:
         return functools.partial(connect_remote, self._settings.cdp_url, proxy=self.proxy.address), False
@@ -1220,7 +1259,9 @@ class Chromium:
         path = find_browser({**self._environ, PATH_VARIABLES[0]: wanted})
         if not path:
             raise Failure("no_browser", _nothing_found(wanted))
-        sweep_profiles(profile_root(path, self._environ))
+        root = profile_root(path, self._environ)
+        self._roots.add(root)
+        sweep_profiles(root)
         start = functools.partial(start_process, path, proxy=self.proxy.address, environ=self._environ)
         return start, is_snap(path)
 
@@ -1232,13 +1273,16 @@ class Chromium:
         return None
 
     def close(self) -> None:
-        """Ends the browser, also one that is only just starting."""
+        """Ends the browser, also one that is only just starting, and starts no other."""
         self.proxy.close()
         with self._lock:
+            self._closed = True
             launch = self._launch
         if launch:
             with contextlib.suppress(Exception, concurrent.futures.CancelledError):
                 launch.result(timeout=2.0).end()
+        for root in self._roots:  # a launch that was cut short
+            sweep_profiles(root, alive=lambda pid: pid != os.getpid())
 
 
 def _nothing_found(wanted: str) -> str:
@@ -1262,6 +1306,8 @@ THIN_SECONDS = 2.5  # how long after loading a shell is given
 REST_SECONDS = 2.5  # text at rest for so long is done, whatever the network does
 UNFINISHED_SECONDS = 3.5  # the same, for a document that is still coming in
 STUCK_SECONDS = 3.0  # a page that does not answer for so long runs an endless script
+FORWARD_SECONDS = 2.5  # how much of its own time a loaded page is given: we let its clock run ahead
+FORWARD_PATIENCE = 1.0  # real time after which that no longer waits for the network
 LONGEST_REFRESH = 5.0  # a later refresh is for people who watch, not a redirect
 MOST_CLIENT_REDIRECTS = 5
 
@@ -1304,6 +1350,7 @@ class Readiness:
         self._seen: tuple[int, int] | None = None
         self._still_since = self._loaded_at = 0.0
         self._scripts = self._thin = False
+        self.forwarded = False
 
     def document_committed(self) -> None:
         """A new document has taken over: what was seen and requested before says nothing about it."""
@@ -1342,7 +1389,7 @@ class Readiness:
         self._thin = unfinished or text < THIN_TEXT
 
     def verdict(self) -> str:
-        """"ready", "partial", or "" for: look again."""
+        """ "ready", "partial", or "" for: look again."""
         now = self._now()
         if self.stuck:
             return "partial"
@@ -1355,8 +1402,17 @@ class Readiness:
             return ""
         return "partial" if self._state == "loading" else "ready"
 
+    def may_forward(self) -> bool:
+        """True where all is loaded, and only the page's own timers can still bring something."""
+        return self._state == "complete" and self._scripts and not self._is_loading(self._now())
+
+    def clock_forwarded(self) -> None:
+        """The page's timers have had their time; what it shows at the next look is what there is."""
+        self.forwarded = True
+        self._seen = None
+
     def _is_drawn(self, now: float) -> bool:
-        if not self._scripts:
+        if not self._scripts or self.forwarded:
             return not self._is_loading(now)
         if self._thin and now - self._loaded_at < THIN_SECONDS:
             return False
@@ -1385,8 +1441,8 @@ UNWANTED = ("Image", "Media", "Font")
 #: Overlays of the common consent tools.
 CONSENT = (
     "#onetrust-consent-sdk,#CybotCookiebotDialog,#CybotCookiebotDialogBodyUnderlay,#didomi-host,#usercentrics-root,"
-    "#usercentrics-cmp-ui,.fc-consent-root,.qc-cmp2-container,#qc-cmp2-container,[id^=sp_message_container],#truste-consent-track,"
-    "#cookiescript_injected,#cmpbox,#cmpwrapper,.cc-window,.osano-cm-window,#iubenda-cs-banner,#cookie-law-info-bar"
+    "#usercentrics-cmp-ui,.fc-consent-root,.qc-cmp2-container,#qc-cmp2-container,[id^=sp_message_container],"
+    "#truste-consent-track,#cookiescript_injected,#cmpbox,#cmpwrapper,.cc-window,.osano-cm-window,#iubenda-cs-banner,#cookie-law-info-bar"
 )
 
 #: Returns the document as HTML, open shadow trees in the place where they show, without scripts and styles.
@@ -1437,6 +1493,10 @@ class Answer:
     wants_login: bool = False
     saves: bool = False
 
+    def as_file(self) -> Failure:
+        """What to answer for a document that is none."""
+        return Failure("download", f"This is a file of type {self.content_type}.", content_type=self.content_type)
+
 
 class Page:
     """One page in a browser context of its own. Nothing of it is left after close()."""
@@ -1482,6 +1542,15 @@ class Page:
             return [{"urlPattern": "*"}]
         return [{"urlPattern": "*", "resourceType": kind} for kind in UNWANTED]
 
+    def is_fresh(self) -> bool:
+        """False once the browser or the page has died while it waited for its turn."""
+        with contextlib.suppress(BrowserGone):
+            while message := self.tab.next(0):
+                if message.get("method") == "Inspector.targetCrashed":
+                    return False
+            return True
+        return False
+
     def close(self) -> None:
         """Disposes of the context: with it go the page, its popups, workers, cookies and storage."""
         with contextlib.suppress(BrowserGone):
@@ -1489,6 +1558,37 @@ class Page:
                 self.tab.forget()
             message = {"method": "Target.disposeBrowserContext", "params": {"browserContextId": self.context}}
             self.running.tab.post(message, queue.SimpleQueue())
+
+
+class Pages:
+    """Opens pages. One is kept open ahead of time: that takes longer than a simple page does to load."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spare: concurrent.futures.Future[Page] | None = None
+
+    def take(self, running: Running, *, timeout: float) -> Page:
+        """A page that nobody has used."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare:
+            with contextlib.suppress(Failure, BrowserGone, concurrent.futures.TimeoutError):
+                page = spare.result(timeout=timeout)
+                if page.running is running and page.is_fresh():
+                    return page
+                page.close()
+        return Page(running, timeout=timeout)
+
+    def prepare(self, running: Running) -> None:
+        """Opens a page for the next request, if none is waiting; only in a browser of our own."""
+        with self._lock:
+            if self._spare or not running.process or running.gone():
+                return
+            spare = self._spare = concurrent.futures.Future()
+        try:
+            spare.set_result(Page(running))
+        except BaseException as error:
+            spare.set_exception(error)
 
 
 class Visit:
@@ -1509,6 +1609,7 @@ class Visit:
         self._asked: dict[int, str] = {}
         self._probe_due = 0.0
         self._probe_sent = 0.0
+        self._forward_sent = 0.0
         self._on: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "Page.frameNavigated": self._on_commit,
             "Page.loadEventFired": self._on_progress,
@@ -1521,6 +1622,7 @@ class Visit:
             "Network.dataReceived": self._on_data,
             "Network.loadingFinished": self._on_request_end,
             "Network.loadingFailed": self._on_request_end,
+            "Emulation.virtualTimeBudgetExpired": self._on_forwarded,
             "Inspector.targetCrashed": self._on_crash,
             "Fetch.requestPaused": self._on_paused,
         }
@@ -1579,8 +1681,24 @@ class Visit:
                 self._free()
                 self._ready.stuck = True
         elif self._world and now >= self._probe_due:
+            self._forward(now)
             self._probe_sent = now
             self._ask("Runtime.evaluate", expression=PROBE, contextId=self._world, returnByValue=True)
+
+    def _forward(self, now: float) -> None:
+        """Lets the clock of a loaded page run ahead: what it draws after a second or two is there at once."""
+        if self._ready.forwarded or not self._ready.may_forward():
+            return
+        if not self._forward_sent:
+            self._forward_sent = now
+            self._run_clock("pauseIfNetworkFetchesPending")
+        elif now - self._forward_sent > FORWARD_PATIENCE:
+            self._forward_sent = now
+            self._run_clock("advance")  # past a request that never ends
+
+    def _run_clock(self, policy: str) -> None:
+        budget = 1000 * FORWARD_SECONDS
+        self._ask("Emulation.setVirtualTimePolicy", policy=policy, budget=budget, maxVirtualTimeTaskStarvationCount=500)
 
     def _free(self) -> None:
         """Ends the script that keeps the page from answering."""
@@ -1647,12 +1765,14 @@ class Visit:
         self._answers[params["loaderId"]] = answer
         if self._loader and self._loader != params["loaderId"]:
             return  # the page that is already here has moved on; what it has shown remains ours
-        if error := self._proxy.failure(params["response"]["url"]):
+        # Over plain HTTP a refusal of our own proxy looks like an answer of the site.
+        error = self._proxy.failure(self._address) if answer.status in (403, 502) else None
+        if error and self._address.startswith("http://"):
             raise _refusal(error)
         if answer.wants_login:
             raise Failure("needs_login")
         if answer.saves:
-            raise Failure("download", f"This is a file of type {answer.content_type}.", content_type=answer.content_type)
+            raise answer.as_file()
 
     def _on_data(self, params: Mapping[str, Any]) -> None:
         if params["requestId"] in self._answers and not self._partial:
@@ -1670,11 +1790,21 @@ class Visit:
         self._loader = frame["loaderId"]
         self._received = 0
         self._ready.document_committed()
+        if self._forward_sent:  # else the clock of the new document would stand still
+            self._forward_sent = time.monotonic()
+            self._run_clock("pauseIfNetworkFetchesPending")
         self._world, self._probe_sent = 0, time.monotonic()
         self._ask("Page.createIsolatedWorld", frameId=frame["id"], worldName="kindly")
 
     def _on_progress(self, params: Mapping[str, Any]) -> None:
         self._probe_due = 0.0
+
+    def _on_forwarded(self, params: Mapping[str, Any]) -> None:
+        self._probe_due = 0.0
+        if self._ready.may_forward():
+            self._ready.clock_forwarded()
+        else:  # a request has started at the last moment: what it brings needs time as well
+            self._run_clock("pauseIfNetworkFetchesPending")
 
     def _on_refresh(self, params: Mapping[str, Any]) -> None:
         if params.get("frameId") == self._page.target:
@@ -1720,7 +1850,7 @@ class Visit:
         if answer and (answer.status >= 400 or answer.status in (204, 205)):
             return Failure("unreachable", f"HTTP {answer.status} with nothing to read.", status=answer.status)
         if answer and text in ("", "net::ERR_ABORTED"):
-            return Failure("download", f"This is a file of type {answer.content_type}.", content_type=answer.content_type)
+            return answer.as_file()
         if "ERR_CERT" in text or "ERR_SSL" in text:
             return Failure("certificate", f"The site's certificate was refused ({text[5:]}).")
         return Failure("unreachable", f"The page could not be loaded ({text[5:] or 'no answer'}).", net_error=text)
@@ -1761,6 +1891,7 @@ class Worker:
         self._replies = replies
         self._idle_seconds = idle_seconds
         self._serve = serve
+        self._pages = Pages()
         self._slots = threading.BoundedSemaphore(PAGES_AT_ONCE)
         self._lock = threading.Lock()
         self._requests: list[Request] = []
@@ -1847,11 +1978,23 @@ class Worker:
 
     def _visit(self, request: Request) -> dict[str, Any]:
         running = self._chromium.running(request.deadline)
-        page = Page(running, timeout=request.deadline.remaining())
+        try:
+            return self._visit_in(running, request)
+        except Failure as failure:
+            if not running.proxy or failure.extra.get("net_error") != "net::ERR_PROXY_CONNECTION_FAILED":
+                raise
+        # A browser in a container whose DevTools port is published here: our loopback is not its own.
+        running.proxy, running.intercept = "", True
+        return self._visit_in(running, request)
+
+    def _visit_in(self, running: Running, request: Request) -> dict[str, Any]:
+        page = self._pages.take(running, timeout=request.deadline.remaining())
         try:
             return Visit(page, request, guard=self._chromium.guard, proxy=self._chromium.proxy).run()
         finally:
             page.close()
+            if len(self._requests) <= 1:  # else it would take the processor from the pages under way
+                threading.Thread(target=self._pages.prepare, args=(running,), daemon=True).start()
 
 
 def _feed(lines: Iterable[bytes], inbox: "queue.SimpleQueue[bytes]") -> None:
@@ -1871,8 +2014,8 @@ def claim_stdout() -> BinaryIO:
 
 def upstream_from(environ: Mapping[str, str]) -> Upstream:
     """The operator's proxy; lower-case variables count where the capital ones are unset."""
-    named = {name: environ.get(name) or environ.get(name.lower(), "") for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")}
-    return Upstream(named["HTTP_PROXY"], named["HTTPS_PROXY"], named["NO_PROXY"])
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    return Upstream(*(environ.get(name) or environ.get(name.lower(), "") for name in names))
 
 
 def end_on_signals() -> None:
@@ -1898,8 +2041,9 @@ def main(arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None
     guard = AddressGuard(general.allow_private_hosts)
     chromium = Chromium(settings, guard=guard, upstream=upstream_from(environ), environ=environ)
     end_on_signals()
+    worker = Worker(chromium, replies, idle_seconds=settings.idle_seconds, serve="--serve" in arguments)
     try:
-        Worker(chromium, replies, idle_seconds=settings.idle_seconds, serve="--serve" in arguments).run(sys.stdin.buffer)
+        worker.run(sys.stdin.buffer)
     finally:
         chromium.close()
         del job

@@ -3686,7 +3686,7 @@ def _worker_module() -> Any:
     """chrome_worker.py as a module, wherever the two files were copied to; it imports us by our own name."""
     sys.modules.setdefault("kindly_search", sys.modules[__name__])
     spec = importlib.util.spec_from_file_location("chrome_worker", _worker_file())
-    assert spec and spec.loader
+    assert spec is not None and spec.loader is not None 
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
@@ -6057,8 +6057,7 @@ def arranged(markdown: str, limit: int) -> str:
     if cost(markdown) <= limit:
         return markdown
     most = limit // 4
-    texts = _block_texts(markdown)
-    return "".join(text if cost(text) <= most else _divided(text, most) for text in texts).rstrip("\n")
+    return "".join(text if cost(text) <= most else _divided(text, most) for text in _block_texts(markdown))
 
 
 def _divided(block: str, limit: int) -> str:
@@ -6080,7 +6079,8 @@ def _divided(block: str, limit: int) -> str:
     parts = [[*head, *group, *tail] for group in _line_groups(lines, room)]
     if parts and head:
         parts[0][: len(head)] = first
-    return "\n\n".join("\n".join(part) for part in parts) + "\n\n"
+    blank_lines = block[len(block.rstrip("\n")) :]
+    return "\n\n".join("\n".join(part) for part in parts) + blank_lines
 
 
 def _line_groups(lines: list[str], room: int) -> Iterator[list[str]]:
@@ -6150,10 +6150,10 @@ def continued(markdown: str, url: str, *, start: int, limit: int) -> str:
     if start and start == len(whole):
         return f"_Nothing is left: this page has {len(whole):,} characters._"
     if cost(whole[start:]) <= room:
-        return whole[start:]
+        return whole[start:].rstrip("\n") if start else whole
     part = excerpt(whole, start, room - cost(_more(url, len(whole), len(whole), len(whole))) - 4)
     if part.next_index is None:
-        return part.text
+        return part.text.rstrip("\n")
     return f"{part.text.rstrip(chr(10))}\n\n{_more(url, len(whole) - part.next_index, len(whole), part.next_index)}"
 
 

@@ -96,8 +96,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("live: runs only with RUN_LIVE_TESTS=1")
     if item.get_closest_marker("chrome") and not _browser():
         if os.environ.get("KINDLY_REQUIRE_CHROME") == "1":
-            pytest.fail("KINDLY_REQUIRE_CHROME=1, but no Chromium was found on the PATH", pytrace=False)
-        pytest.skip("chrome: no Chromium was found on the PATH")
+            pytest.fail("KINDLY_REQUIRE_CHROME=1, but no Chromium was found", pytrace=False)
+        pytest.skip("chrome: no Chromium was found")
 
 
 def _browser() -> str:
