@@ -3686,7 +3686,7 @@ def _worker_module() -> Any:
     """chrome_worker.py as a module, wherever the two files were copied to; it imports us by our own name."""
     sys.modules.setdefault("kindly_search", sys.modules[__name__])
     spec = importlib.util.spec_from_file_location("chrome_worker", _worker_file())
-    assert spec is not None and spec.loader is not None 
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
@@ -3976,8 +3976,8 @@ LANGUAGES = dict(
         "hs:haskell ml:ocaml mli:ocaml nim:nim zig:zig dart:dart v:verilog vhd:vhdl sh:bash bash:bash zsh:bash "
         "fish:fish ps1:powershell bat:bat cmd:bat sql:sql css:css scss:scss less:less vue:vue svelte:svelte json:json "
         "jsonl:json yaml:yaml yml:yaml toml:toml ini:ini cfg:ini conf:ini xml:xml xsl:xml svg:xml csv:csv tsv:tsv "
-        "diff:diff patch:diff proto:protobuf graphql:graphql gql:graphql tf:hcl hcl:hcl cmake:cmake gradle:groovy groovy:groovy "
-        "tex:latex asm:asm s:asm el:elisp lisp:lisp vim:vim mk:makefile makefile:makefile dockerfile:dockerfile "
+        "diff:diff patch:diff proto:protobuf graphql:graphql gql:graphql tf:hcl hcl:hcl cmake:cmake gradle:groovy "
+        "groovy:groovy tex:latex asm:asm s:asm el:elisp lisp:lisp vim:vim mk:makefile makefile:makefile dockerfile:dockerfile "
         "ipynb:json lock:text"
     ).split()
 )
@@ -8275,7 +8275,7 @@ def build_parser() -> Any:
     )
     parser.add_argument("--version", action="version", version=f"kindly-web-search-mcp-server {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_server, _add_web_search, _add_get_content, _add_answers, _add_demo, _add_install_browser):
+    for add in COMMANDS:
         add(commands)
     return parser
 
@@ -8306,19 +8306,24 @@ def _run_server(command: Any, arguments: Any) -> int:
     return 0
 
 
+def _add_output(command: Any) -> None:
+    command.add_argument("--json", action="store_true", help="the answer as JSON instead of Markdown")
+    command.add_argument("-o", "--output", metavar="FILE", help="write the answer to a file instead of stdout")
+
+
 def _add_web_search(commands: Any) -> None:
     command = commands.add_parser("web-search", help="search and read every hit")
     command.add_argument("query", metavar="QUERY")
     command.add_argument("-n", "--num-results", default=DEFAULT_RESULTS, metavar="N", help="1 to 10 (default 3)")
-    command.add_argument("--json", action="store_true", help="the answer as JSON instead of Markdown")
+    _add_output(command)
     command.set_defaults(run=_run_web_search)
 
 
 def _run_web_search(arguments: Any) -> int:
     with open_kindly() as kindly:
-        report = kindly.web_search(arguments.query, arguments.num_results)
+        report = kindly.web_search(arguments.query, arguments.num_results, progress=_shown_progress(kindly))
     pages = [f"# [{r.title or r.link}]({r.link})\n\n> {r.snippet}\n\n{r.page_content}" for r in report.results]
-    _print_answer(report.as_dict(), "\n\n---\n\n".join(pages) or "_No results._", as_json=arguments.json)
+    _write_answer(report.as_dict(), "\n\n---\n\n".join(pages) or "_No results._", arguments)
     return 0
 
 
@@ -8326,14 +8331,15 @@ def _add_get_content(commands: Any) -> None:
     command = commands.add_parser("get-content", help="read one page")
     command.add_argument("url", metavar="URL")
     command.add_argument("--start-index", default=0, metavar="N", help="where to go on in a long page")
-    command.add_argument("--json", action="store_true", help="the answer as JSON instead of Markdown")
+    _add_output(command)
     command.set_defaults(run=_run_get_content)
 
 
 def _run_get_content(arguments: Any) -> int:
     with open_kindly() as kindly:
+        _shown_progress(kindly)
         report = kindly.get_content(arguments.url, arguments.start_index)
-    _print_answer(report.as_dict(), report.page_content, as_json=arguments.json)
+    _write_answer(report.as_dict(), report.page_content, arguments)
     return EXIT_FAILED if report.failure else 0
 
 
@@ -8344,7 +8350,7 @@ def _add_answers(commands: Any) -> None:
     ):
         command = commands.add_parser(name, help=help)
         command.add_argument("query", metavar="QUERY")
-        command.add_argument("--json", action="store_true", help="the answer as JSON instead of Markdown")
+        _add_output(command)
         command.set_defaults(run=functools.partial(_run_answer, method))
 
 
@@ -8355,7 +8361,7 @@ def _run_answer(method: Callable[..., AnswerReport], arguments: Any) -> int:
         else:
             print("Asking OpenAI; this takes a while.", file=sys.stderr)
         report = method(kindly, arguments.query)
-    _print_answer(report.as_dict(), report.markdown, as_json=arguments.json)
+    _write_answer(report.as_dict(), report.markdown, arguments)
     return EXIT_FAILED if report.failed else 0
 
 
@@ -8384,11 +8390,30 @@ class LogFormat(logging.Formatter):
         return self._redact(json.dumps({**line, "message": message}, ensure_ascii=False))
 
 
-def _print_answer(answer: dict[str, Any], markdown: str, *, as_json: bool) -> None:
+def _shown_progress(kindly: Kindly) -> Progress:
+    """Tells a person at a terminal, on stderr, who is being asked and how each page goes."""
+    if not sys.stderr.isatty():
+        return _no_progress
+
+    def attempt(operation: str, attempt: Attempt) -> None:
+        print(f"  {operation} by {attempt.by}: {attempt.outcome} ({attempt.ms} ms)", file=sys.stderr)
+
+    kindly.telemetry.listeners.append(attempt)
+    return lambda done, total, message: print(message, file=sys.stderr)
+
+
+def _write_answer(answer: dict[str, Any], markdown: str, arguments: Any) -> None:
     """Writes the answer as UTF-8 whatever the console's own encoding is."""
-    text = json.dumps(answer, ensure_ascii=False, indent=2) if as_json else markdown
-    sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
-    sys.stdout.buffer.flush()
+    text = json.dumps(answer, ensure_ascii=False, indent=2) if arguments.json else markdown
+    body = text.encode("utf-8", "replace") + b"\n"
+    if not arguments.output:
+        sys.stdout.buffer.write(body)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        Path(arguments.output).write_bytes(body)
+    except OSError as error:
+        raise ConfigError(f"{arguments.output} cannot be written: {error.strerror or error}.") from None
 
 
 # -- demo: the whole journey on loopback ---------------------------------------
@@ -8620,6 +8645,216 @@ def _run_install_browser(arguments: Any) -> int:
             raise ConfigError(f"{' '.join(line)} failed; its own message is above.")
     return 0
 
+
+# -- doctor: what is configured, what works, how to mend the rest --------------
+
+MARKS = {"good": "✓", "warn": "!", "bad": "✗"}
+
+#: Where each client keeps its servers, and the shape of an entry.
+CLIENT_FILES = {
+    "codex": "~/.codex/config.toml",
+    "claude-code": "",
+    "claude-desktop": "claude_desktop_config.json (Settings → Developer → Edit Config)",
+    "gemini": "~/.gemini/settings.json",
+    "cursor": "~/.cursor/mcp.json",
+    "vscode": ".vscode/mcp.json in your project",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor: how it stands, what was looked at, and how to mend it."""
+
+    mark: str
+    what: str
+    fix: str = ""
+
+    def line(self, paint: Callable[[str, str], str]) -> str:
+        mark = paint({"good": "good", "warn": "head", "bad": "bad"}[self.mark], MARKS[self.mark])
+        return f"{mark} {self.what}" + (f"\n    → {self.fix}" if self.fix else "")
+
+
+def _add_doctor(commands: Any) -> None:
+    command = commands.add_parser("doctor", help="what is configured, what works, how to fix the rest")
+    command.add_argument("--live", action="store_true", help="also make one real search with each provider")
+    command.add_argument("--json", action="store_true", help="the findings as JSON")
+    command.add_argument("--client", choices=tuple(CLIENT_FILES), help="print the snippet for this client instead")
+    command.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(arguments: Any) -> int:
+    if arguments.client:
+        print(client_snippet(arguments.client, os.environ))
+        return 0
+    with open_kindly() as kindly:
+        checks = [check for look in DOCTOR_LOOKS for check in look(kindly)]
+        checks += _live_checks(kindly) if arguments.live else []
+    ready = bool(kindly.router.providers) and not any(check.mark == "bad" for check in checks)
+    if arguments.json:
+        print(json.dumps({"ready": ready, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+    else:
+        paint = _painter(sys.stdout.isatty())
+        print("\n".join(check.line(paint) for check in checks))
+        print("\nReady." if ready else "\nNot ready yet: see the arrows above.")
+    return 0 if ready else EXIT_FAILED
+
+
+def _package_checks(kindly: Kindly) -> Iterator[Check]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    yield Check("good", f"kindly {__version__} on Python {platform.python_version()} ({platform.system()})")
+    for name, need, mark in PACKAGES:
+        try:
+            yield Check("good", f"{name} {version(name)}")
+        except PackageNotFoundError:
+            yield Check(mark, f"{name} is not installed: {need}", f"pip install {name}")
+
+
+#: The packages, what each is for, and how bad its absence is.
+PACKAGES = (
+    ("mcp", "without it there is no MCP server", "bad"),
+    ("requests", "without it nothing can be fetched", "bad"),
+    ("html5lib", "without it no HTML can be read", "bad"),
+    ("pychrome", "without it JavaScript pages stay unread", "warn"),
+    ("pypdf", "without it PDFs stay unread", "warn"),
+    ("prometheus-client", "without it there is no HTTP mode", "warn"),
+)
+
+
+def _provider_checks(kindly: Kindly) -> Iterator[Check]:
+    configured = {provider.name for provider in kindly.router.providers}
+    for cls in PROVIDERS:
+        variable = next(variable.name for variable in variables(cls).values() if variable.required)
+        ready = cls.name in configured
+        yield Check("good" if ready else "warn", f"{cls.label}: {'configured' if ready else f'{variable} is not set'}")
+    if not configured:
+        yield Check("bad", "no search provider is configured", _nothing_configured())
+
+
+def _browser_checks(kindly: Kindly) -> Iterator[Check]:
+    """Whether a browser is there, and whether it really draws a page."""
+    if problem := kindly.browser.problem():
+        yield Check("warn", problem, "kindly-web-search-mcp-server install-browser")
+        return
+    world = DemoWorld()
+    browser = Browser(kindly.browser.settings, environ=os.environ, allow_private_hosts=urlsplit(world.url).netloc)
+    started = time.monotonic()
+    try:
+        drawn = "with JavaScript" in browser.render(f"{world.url}/app", deadline=Deadline(30)).html
+        took = round(1000 * (time.monotonic() - started))
+        yield Check(
+            "good" if drawn else "warn", f"browser {browser.executable() or 'over CDP'} drew a page in {took} ms"
+        )
+    except SearchError as error:
+        yield Check("warn", f"the browser was found but drew nothing: {error}", "KINDLY_LOG_LEVEL=INFO shows why")
+    finally:
+        browser.close()
+        world.close()
+
+
+def _network_checks(kindly: Kindly) -> Iterator[Check]:
+    settings = kindly.settings
+    proxies = [name for name in ("http_proxy", "https_proxy") if getattr(settings, name)]
+    yield Check("good", f"proxy: {', '.join(proxies).upper() if proxies else 'none'}")
+    if settings.ca_bundle and not os.path.exists(settings.ca_bundle):
+        yield Check(
+            "bad", f"REQUESTS_CA_BUNDLE names a file that is not there: {settings.ca_bundle}", "correct or unset it"
+        )
+    if settings.offline:
+        yield Check("warn", "KINDLY_OFFLINE is on: nothing is fetched", "unset KINDLY_OFFLINE")
+    token = "set" if settings.http_token else "not set, so HTTP mode serves loopback only"
+    yield Check("good", f"KINDLY_HTTP_TOKEN: {token}")
+
+
+def _stdout_check(kindly: Kindly) -> Iterator[Check]:
+    """Starts the server with nothing to read; a single stray character on stdout would confuse a client."""
+    command = [sys.executable, __file__, "start-mcp-server"]
+    try:
+        started = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        yield Check("bad", "the server does not start and stop", f"run {' '.join(command)} and read its messages")
+        return
+    clean = started.returncode == 0 and not started.stdout
+    fix = "" if clean else started.stderr.decode("utf-8", "replace").strip()[-300:]
+    yield Check("good" if clean else "bad", "the server starts, stops and keeps stdout clean", fix)
+
+
+def _gemini_checks(kindly: Kindly) -> Iterator[Check]:
+    if not kindly.gemini.configured():
+        return
+    found = shutil.which(kindly.gemini.path)
+    yield Check("good", f"Gemini CLI: {found}") if found else Check("warn", "Gemini CLI not found", INSTALL_GEMINI)
+    logged_in = kindly.gemini.api_key or (Path.home() / ".gemini" / "oauth_creds.json").exists()
+    if not logged_in:
+        yield Check("warn", "Gemini CLI: no login and no GEMINI_API_KEY", GEMINI_ADVICE["AUTH_REQUIRED"])
+
+
+def _tool_checks(kindly: Kindly) -> Iterator[Check]:
+    with contextlib.suppress(ConfigError):
+        tools = [TOOLS[name](kindly, None) for name in offered_tools(kindly)]
+        size = sum(len(tool.description) + len(json.dumps(tool.parameters)) for tool in tools)
+        names = ", ".join(tool.name for tool in tools)
+        yield Check("good", f"an agent sees {names} (about {size // 4} tokens)")
+
+
+#: What the doctor looks at, in this order.
+DOCTOR_LOOKS: tuple[Callable[[Kindly], Iterable[Check]], ...] = (
+    _package_checks,
+    _provider_checks,
+    _browser_checks,
+    _network_checks,
+    _stdout_check,
+    _gemini_checks,
+    _tool_checks,
+)
+
+
+def _live_checks(kindly: Kindly) -> Iterator[Check]:
+    for provider in kindly.router.providers:
+        started = time.monotonic()
+        try:
+            found = provider.search(kindly.http, "kindly", 1, deadline=Deadline(provider.timeout))
+            took = round(1000 * (time.monotonic() - started))
+            yield Check("good", f"{provider.label} answered in {took} ms with {len(found)} result(s)")
+        except SearchError as error:
+            yield Check("bad", kindly.redact(str(error)), "see “When it fails” in the README")
+
+
+def client_snippet(client: str, environ: Mapping[str, str]) -> str:
+    """What to add to a client's configuration to use this very installation; keys as placeholders."""
+    script = shutil.which("kindly-web-search-mcp-server")
+    command = [script] if script else [sys.executable, os.path.abspath(__file__)]
+    command += ["start-mcp-server", "--context", client]
+    names = [name for name in required_variables() if environ.get(name, "").strip()] or ["SERPER_API_KEY"]
+    keys = {name: "your-key" if name != "SEARXNG_URL" else "http://localhost:8080" for name in names}
+    where = f"Add to {CLIENT_FILES[client]}:\n\n" if CLIENT_FILES[client] else "Run:\n\n"
+    if client == "claude-code":
+        flags = " ".join(f"-e {name}={value}" for name, value in keys.items())
+        return f"{where}claude mcp add kindly {flags} -- {subprocess.list2cmdline(command)}"
+    if client == "codex":
+        table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in keys.items())
+        lines = [f"command = {json.dumps(command[0])}", f"args = {json.dumps(command[1:])}", f"env = {{ {table} }}"]
+        return where + "\n".join(["[mcp_servers.kindly]", *lines, "startup_timeout_sec = 60", "tool_timeout_sec = 60"])
+    entry = {
+        **({"type": "stdio"} if client == "vscode" else {}),
+        "command": command[0],
+        "args": command[1:],
+        "env": keys,
+    }
+    return where + json.dumps({"servers" if client == "vscode" else "mcpServers": {"kindly": entry}}, indent=2)
+
+
+#: Every command, in the order in which --help shows them.
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_server,
+    _add_web_search,
+    _add_get_content,
+    _add_answers,
+    _add_doctor,
+    _add_demo,
+    _add_install_browser,
+)
 
 if __name__ == "__main__":
     main()
