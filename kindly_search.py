@@ -1869,36 +1869,41 @@ def _first_words(found: Iterable[str], limit: int) -> str:
 # 7. Markdown
 # ----------------------------------------------------------------------------
 #
-# A page passes through five stations, each of them linear in the size of the page:
+# A page passes through five stations, each of them linear in its size:
 #
 #   _Cleaner    text to text: scripts, styles, comments and useless attributes go, tags are balanced, depth is capped
-#   _grow       text to tree: html5lib (or lxml) parses, the result becomes light _Node objects in page order
-#   _Pruner     takes hidden parts and boilerplate out of the tree
-#   _choose     walks down to the node that holds the article, the documentation, the thread
-#   _Renderer   tree to Markdown, children before parents
+#   _grow       text to tree: html5lib (or lxml) parses, the result becomes light _Node objects
+#   _Pruner     takes hidden parts, boilerplate and asides out of the tree
+#   _choose     finds the node that holds the article, the documentation, the thread
+#   _Renderer   tree to Markdown, children before parents, by a table of tag names
 #
-# Nothing recurses: every walk is a loop over the nodes in page order or against it.
+# Nothing recurses: every walk is a loop over the nodes in page order, or against it.
 
-#: Characters of cleaned HTML that are parsed; what follows is cut off.
-MAX_HTML_CHARS = 5_000_000
-#: Tags that are read at all, and elements that are handed to the parser; the text of the others is kept.
-MAX_TAGS = 1_000_000
-MAX_ELEMENTS = 100_000
-#: Nesting that is kept; html5lib needs quadratic time in the depth and libxml2 refuses more than 255 levels.
+#: Characters of a page that are looked at, and of cleaned HTML that are parsed; what follows is cut off.
+MAX_PAGE_CHARS = 20_000_000
+MAX_HTML_CHARS = 3_000_000
+#: Tags that are read, and elements the parser gets to see; the same holds.
+MAX_TAGS = 500_000
+MAX_ELEMENTS = 60_000
+#: Characters of one tag in which attributes are looked for.
+MAX_TAG_CHARS = 100_000
+#: Nesting that is kept: html5lib needs quadratic time in the depth, and libxml2 refuses more than 255 levels.
 MAX_DEPTH = 150
-#: Parse errors after which a page counts as an attack on the parser and is read as plain text.
-MAX_PARSE_ERRORS = 50_000
+#: Lists and quotations in each other; every level indents all that is in it once more.
+MAX_INDENTS = 15
+#: Parse errors after which a page is taken for an attack on the parser and read as plain text.
+MAX_PARSE_ERRORS = 20_000
 
 
 @dataclass(frozen=True)
 class Document:
-    """What one HTML page says: its main content as Markdown and the facts a classifier needs."""
+    """What one HTML page says: its main content as Markdown, and the facts a classifier needs."""
 
     title: str = ""
     author: str = ""
     date: str = ""
     markdown: str = ""
-    text_length: int = 0  # characters of visible text in the whole page, before anything is pruned
+    text_length: int = 0  # characters of text in the whole page, before anything is pruned
     script_count: int = 0
     password_fields: int = 0
     paywalled: bool = False  # the page says isAccessibleForFree: false
@@ -1906,7 +1911,7 @@ class Document:
     canonical: str = ""
     lang: str = ""
     refresh_url: str = ""  # where <meta http-equiv=refresh> leads
-    noscript: str = ""  # what the page says to readers without JavaScript
+    noscript: str = ""  # what the page tells readers without JavaScript
 
 
 def html_to_markdown(html: str, url: str = "") -> str:
@@ -1918,148 +1923,157 @@ def read_html(html: str, url: str = "") -> Document:
     """Everything one HTML page says, from a single parse."""
     try:
         return _read(html, url)
-    except Exception:  # a page that trips the parser is still worth its words
-        return Document(markdown=_plain_text(html))
+    except Exception:  # whatever trips a parser, the page is still worth its words
+        return Document(markdown=_plain_text(html), text_length=len(html))
 
 
 def fragment_to_markdown(html: str, url: str = "") -> str:
-    """A whole piece of HTML as Markdown: no choice of main content, nothing pruned but what is hidden."""
+    """A whole piece of HTML as Markdown: no choice of main content, nothing dropped but what is hidden."""
     try:
         page = _Cleaner(html, keep_all=True).run()
         root = _grow(page.html)
-        _Pruner(root, thread=True).drop_hidden()
-        return _Renderer(urljoin(url, page.base)).render(root)
+        _Pruner(root).drop_hidden()
+        return _Renderer(_join(url, page.base)).render(root)
     except Exception:  # as above
         return _plain_text(html)
 
 
 def _read(html: str, url: str) -> Document:
     page = _Cleaner(html).run()
-    base = urljoin(url, page.base)
+    base = _join(url, page.base)
     root = _grow(page.html)
     facts = _Facts(page, root)
-    thread = _is_thread(url, page)
-    markdown = _main_markdown(root, base, thread=thread, article=not thread and facts.is_article())
-    if len(markdown) < page.text_length // 20 or not markdown:
-        markdown = max(markdown, _second_reading(html, base), key=len)
+    markdown = _main_markdown(root, base, _kind_of(url, page, facts))
     return Document(
         title=facts.title(),
         author=facts.author(),
         date=facts.date(),
-        markdown=markdown,
+        markdown=markdown or fragment_to_markdown(html, base) or _plain_text(html),
         text_length=page.text_length,
         script_count=page.scripts,
         password_fields=page.passwords,
         paywalled=facts.paywalled(),
         noindex="noindex" in page.metas.get("robots", "").lower(),
-        canonical=urljoin(base, page.canonical) if page.canonical else "",
+        canonical=_join(base, page.canonical) if page.canonical else "",
         lang=page.lang,
         refresh_url=facts.refresh_url(base),
         noscript=page.noscript[:500],
     )
 
 
-def _main_markdown(root: "_Node", base: str, *, thread: bool, article: bool) -> str:
-    pruner = _Pruner(root, thread=thread)
+def _main_markdown(root: "_Node", base: str, kind: str) -> str:
+    pruner = _Pruner(root, kind)
     pruner.drop_hidden()
     pruner.drop_boilerplate()
-    if article:
+    if kind == "article":
         pruner.drop_asides()
-    return _Renderer(base).render(_choose(root, article=article))
+    return _Renderer(base).render(_choose(root, whole=kind in ("thread", "technical")))
 
 
-def _second_reading(html: str, base: str) -> str:
-    """The whole page, for one whose main content could not be told: better too much than nothing."""
-    whole = fragment_to_markdown(html, base)
-    return whole or _plain_text(html)
+# Addresses of pages where the replies are the content: /forum/, /t/, viewtopic.php, discuss.example.org.
+_THREAD_URL = re.compile(
+    r"/(?:forums?|threads?|topics?|t|questions?|discussions?|comments|issues|pull)/|viewtopic|showthread|/item\?id="
+    r"|[?&](?:showtopic|topic|tid|thread)=|^https?://(?:forums?|discuss|community)\.",
+    re.I,
+)
+_THREAD_WORDS = frozenset("forum thread topic discourse phpbb vbulletin discussion question".split())
 
 
-# A tag with its attributes, quotes respected as browsers do: they only open a value after "=".
+def _kind_of(url: str, page: "_Cleaner", facts: "_Facts") -> str:
+    """What sort of page it is: "thread", "technical", "article" or "" if nothing tells."""
+    said_forum = any("DiscussionForumPosting" in text or "QAPage" in text for text in page.json_ld)
+    if said_forum or _THREAD_URL.search(url) or not _words(page.frame_classes).isdisjoint(_THREAD_WORDS):
+        return "thread"
+    if any(node.tag in ("pre", "code", "samp") for node in facts.nodes):
+        return "technical"
+    return "article" if facts.is_article() else ""
+
+
+def _join(base: str, url: str) -> str:
+    try:
+        return urljoin(base, url.strip())
+    except ValueError:  # http://[broken
+        return base
+
+
+# The attributes of a tag. As in browsers, a quote opens a value only after "=".
 _ATTRIBUTES = r"""[^>=]*(?:=\s*(?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|(?!["']))[^>=]*)*"""
-# One comment, one tag (groups: slash, name, attributes) or one declaration; every branch ends at the end of the text.
+# A comment, a tag (groups: slash, name, attributes) or a declaration. All may end with the text: none is tried twice.
 _TOKEN = re.compile(
     rf"<!--(?:-?>|.*?(?:--!?>|\Z))|<(/?)([a-zA-Z][^\s/>]*)({_ATTRIBUTES})(?:>|\Z)|<[!?/][^>]*(?:>|\Z)", re.S
 )
-# One attribute: its name and its value in double quotes, single quotes or bare.
+# One attribute: its name, and its value in double quotes, in single quotes or bare.
 _ATTRIBUTE = re.compile(r"""([^\s=/>"'][^\s=/>]*)(?:\s*=\s*(?:"([^"]*)"?|'([^']*)'?|([^\s>]+)))?""")
 # Inline style that takes an element off the screen.
 _INVISIBLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
-# Characters that XML forbids, and halves of surrogate pairs.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-# Classes of the spans inside <pre> that mean something: lines, line numbers, buttons, hidden parts.
-_CODE_SPAN = re.compile(
-    r"\b(?:line|ln|lnt|lineno|linenos|linenumber|number|gutter|copy|clipboard)s?\b|hidden|row", re.I
-)
+# Characters that XML forbids, halves of surrogate pairs, and our own stand-ins.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff\U0010fffb-\U0010ffff]")
+# Classes of the spans in <pre> that mean something: lines, line numbers, buttons.
+_CODE_SPAN = re.compile(r"\b(?:line|ln|lnt|lineno|linenumber|number|gutter|row|copy|clipboard)s?\b|hidden", re.I)
 
-# Stand-ins for characters the parser would take for markup, or drop; they never occur in real text.
+# Stand-ins for what the parser would take for markup, or drop.
 _LESS_THAN, _AMPERSAND, _NEWLINE = "\U0010fffb", "\U0010fffc", "\U0010fffd"
 
-_WORTHLESS_ATTRIBUTES_OF = frozenset({"b", "em", "strong", "u", "s", "small", "br", "tbody", "thead", "tr"})
 _KEPT_ATTRIBUTES = frozenset(
     "class id role href src alt hidden aria-hidden colspan rowspan start value type checked title datetime itemprop rel"
-    " data-src data-original data-lang data-language data-syntaxhighlighter-params alttext encoding display".split()
+    " data-src data-original data-lang data-language data-syntaxhighlighter-params alttext display".split()
 )
-#: Elements whose content is no markup, or none that we want.
+_BARE_TAGS = frozenset("b em strong u s small br tbody thead tr".split())  # their attributes say nothing
+#: Elements whose content is no markup, or none that anybody reads.
 _RAW = frozenset(
-    "script style svg noscript template iframe textarea title select video audio canvas map xmp noembed noframes object".split()
+    "script style svg noscript template iframe textarea title select video audio canvas map xmp noembed noframes"
+    " object".split()
 )
 #: Elements that vanish while their content stays.
 _UNWRAPPED = frozenset(
-    "font big nobr basefont wbr picture source param track embed area center blink frameset frame applet marquee slot".split()
+    "font big nobr basefont wbr picture source param track embed area center blink frameset frame applet marquee".split()
 )
 _VOID = frozenset("br hr img input".split())
-_BLOCKS = frozenset(
-    "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset figcaption figure"
-    " footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li main menu nav ol optgroup option p pre section"
-    " summary table tbody td tfoot th thead tr ul".split()
+_HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
+_BLOCKS = _HEADINGS | frozenset(
+    "address article aside blockquote body caption dd details dialog dir div dl dt fieldset figcaption figure footer form"
+    " header hgroup hr legend li main menu nav ol p pre section summary table tbody td tfoot th thead tr ul".split()
 )
+_INDENTING = frozenset("ul ol menu dir blockquote".split())
 _FORMATTING = frozenset("a b code em i s small strike strong tt u".split())
 _TABLE_PARTS = frozenset("table caption thead tbody tfoot tr td th".split())
 #: What the start of an element closes although nobody wrote the end tag.
 _CLOSES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {name: frozenset({"p"}) for name in _BLOCKS - {"td", "th", "tr", "li", "dt", "dd"}}
-    | {
-        "a": frozenset({"a"}),
-        "li": frozenset({"li", "p"}),
-        "dt": frozenset({"dt", "dd", "p"}),
-        "dd": frozenset({"dt", "dd", "p"}),
-        "td": frozenset({"td", "th", "p"}),
-        "th": frozenset({"td", "th", "p"}),
-        "tr": frozenset({"tr", "td", "th", "p"}),
-    }
+    {name: frozenset({"p"}) for name in _BLOCKS}
+    | {"a": frozenset({"a"}), "li": frozenset({"li", "p"}), "tr": frozenset({"tr", "td", "th", "p"})}
+    | {name: frozenset({"dt", "dd", "p"}) for name in ("dt", "dd")}
+    | {name: frozenset({"td", "th", "p"}) for name in ("td", "th")}
 )
-#: Where the search for an element to close ends: an item closes items of its own list only.
-_BARRIERS = frozenset("ul ol dl table div blockquote section article main aside body menu dir form fieldset".split())
+#: Where the search for something to close ends: an item closes items of its own list only.
+_BARRIERS = frozenset("ul ol dl table div blockquote section article main aside menu dir form fieldset".split())
 
 
 class _Cleaner:
     """Rewrites a page as small, balanced HTML, and notes what only head and scripts say.
 
-    Two thirds of a typical page are scripts, styles and attributes nobody reads, and html5lib spends microseconds on
+    Two thirds of a typical page are scripts, styles and attributes nobody reads, and html5lib spends a microsecond on
     every character of them. Balanced tags also make html5lib and libxml2 build the same tree.
     """
 
     def __init__(self, html: str, *, keep_all: bool = False) -> None:
-        html = _FORBIDDEN.sub("", html).replace("\r\n", "\n").replace("\r", "\n")
-        for stand_in in (_LESS_THAN, _AMPERSAND, _NEWLINE):
-            html = html.replace(stand_in, "")
-        self.source = html
+        self.source = _FORBIDDEN.sub("", html[:MAX_PAGE_CHARS]).replace("\r\n", "\n").replace("\r", "\n")
         self.keep_all = keep_all
         self.out: list[str] = []
         self.size = self.tags = self.elements = 0
-        self.stack: list[str] = []
+        self.stack: list[str] = []  # elements that are open
         self.last = "div"  # the tag written last
-        self.in_pre = self.in_nav = 0
-        self.unclosed: set[str] = set()  # raw elements known to have no end tag any more
+        self.in_pre = self.in_nav = self.indents = 0
+        self.endless: set[str] = set()  # names without an end tag in the rest of the page
         self.html = ""
         self.metas: dict[str, str] = {}
         self.json_ld: list[str] = []
-        self.title = self.base = self.canonical = self.lang = self.noscript = self.body_class = ""
+        self.title = self.base = self.canonical = self.lang = self.noscript = self.frame_classes = ""
         self.text_length = self.scripts = self.passwords = 0
 
     def run(self) -> "_Cleaner":
+        """Reads the page to its end, or as far as the limits allow."""
         source, position = self.source, 0
-        while self.size < MAX_HTML_CHARS and self.tags < MAX_TAGS:
+        while self.size < MAX_HTML_CHARS and self.tags < MAX_TAGS and self.elements < MAX_ELEMENTS:
             match = _TOKEN.search(source, position)
             if not match:
                 self.text(source[position : position + MAX_HTML_CHARS], "")
@@ -2067,84 +2081,62 @@ class _Cleaner:
             name = (match[2] or "").lower()
             if match.start() > position:
                 self.text(source[position : match.start()], name)
-            position = match.end()
-            if name:
-                position = self.tag(name, match, position)
+            position = self.tag(name, match) if name else match.end()
         # The <div> keeps libxml2 from wrapping loose text in paragraphs of its own.
         self.html = f"<!DOCTYPE html><html><body><div>{''.join(self.out)}</div></body></html>"
         return self
 
     def text(self, text: str, following: str) -> None:
-        if text.isspace():
-            if self.in_nav or (not self.in_pre and (self.last in _BLOCKS or following in _BLOCKS)):
-                return
-        else:
+        """Takes text that stands before the tag of that name."""
+        if not text.isspace():
             self.text_length += len(text.strip())
-            if self.in_nav:
-                return
+        elif not self.in_pre and (self.last in _BLOCKS or following in _BLOCKS):
+            return
+        if self.in_nav:
+            return
         if self.in_pre:
             # As an entity it is a blogger's indentation; as a character it belongs to the code.
             text = text.replace("&nbsp;", " ")
-        self.write(_protect(text))
-
-    def write(self, text: str) -> None:
+        text = _protect(text)
         if self.last == "pre":
-            # The first newline after <pre> is syntax; html5lib would eat a second one and libxml2 none.
-            text = text[1:] if text.startswith("\n") else text
-            text = _NEWLINE + text[1:] if text.startswith("\n") else text
+            text = _after_pre(text)
             self.last = ""
         self.size += len(text)
         self.out.append(text)
 
-    def tag(self, name: str, match: "re.Match[str]", position: int) -> int:
-        """Handles one tag; gives the position to read on from."""
+    def tag(self, name: str, match: "re.Match[str]") -> int:
+        """Takes one tag; gives the position to read on from."""
         self.tags += 1
         if match[1]:
             self.end(name)
         elif name in _RAW:
-            return self.raw(name, match[3], position)
-        elif name == "nav" and not self.keep_all and (self.in_nav or "nav" not in self.unclosed):
-            self.skip_nav(position)
+            return self.raw(name, match[3], match.end())
+        elif name == "nav" and not self.keep_all and (self.in_nav or self.end_of("nav", match.end())):
+            self.in_nav += 1
         elif not self.in_nav:
             self.start(name, match[3])
-        return position
+        return match.end()
 
-    def skip_nav(self, position: int) -> None:
-        if self.in_nav or self.closing("nav", position):
-            self.in_nav += 1
-
-    def closing(self, name: str, position: int) -> "re.Match[str] | None":
-        """The end tag of a raw element, looked for once only where there is none."""
-        if name in self.unclosed:
+    def end_of(self, name: str, position: int) -> "re.Match[str] | None":
+        """The next end tag of that name; a name that has none is not looked for again."""
+        if name in self.endless:
             return None
         match = re.compile(rf"</{name}(?=[\s/>])[^>]*>?", re.I).search(self.source, position)
         if not match:
-            self.unclosed.add(name)
+            self.endless.add(name)
         return match
 
     def raw(self, name: str, attributes: str, position: int) -> int:
-        if name == "textarea" and self.in_pre:
-            return position
-        end = self.closing(name, position)
+        """Takes an element that is not markup; gives the position behind it."""
+        end = self.end_of(name, position)
         if end is None:
-            # Browsers swallow the rest of the page too, but only for these two.
+            # For these two browsers swallow the rest of the page as well.
             return len(self.source) if name in ("script", "style") else position
-        self.keep_raw(name, attributes, self.source[position : end.start()])
-        return position if self.keep_all and name in ("noscript", "template", "object") else end.end()
+        if name in _RAW_READERS:
+            _RAW_READERS[name](self, attributes.lower(), self.source[position : end.start()])
+        return position if self.keep_all and name in ("noscript", "noframes", "template", "object") else end.end()
 
-    def keep_raw(self, name: str, attributes: str, content: str) -> None:
-        if name == "script":
-            self.script(attributes.lower(), content)
-        elif name == "title":
-            self.title = self.title or _one_line(html_entities.unescape(content))
-        elif name == "noscript":
-            self.noscript = self.noscript or _plain_text(content[:5000])
-        elif name == "xmp":
-            self.out.append(
-                f"<pre>{_NEWLINE if content.startswith(chr(10)) else ''}{_protect(content, raw=True)}</pre>"
-            )
-
-    def script(self, attributes: str, content: str) -> None:
+    def read_script(self, attributes: str, content: str) -> None:
         if "ld+json" in attributes:
             self.json_ld.append(content)
         elif "math/tex" in attributes:
@@ -2153,15 +2145,24 @@ class _Cleaner:
         else:
             self.scripts += 1
 
+    def read_title(self, attributes: str, content: str) -> None:
+        self.title = self.title or _one_line(html_entities.unescape(content))
+
+    def read_noscript(self, attributes: str, content: str) -> None:
+        self.noscript = self.noscript or _plain_text(content[:5000])
+
+    def read_xmp(self, attributes: str, content: str) -> None:
+        self.out.append(f"<pre>{_after_pre(_protect(content, raw=True))}</pre>")
+
     def start(self, name: str, attributes: str) -> None:
-        if name in _HEAD_READERS:
-            _HEAD_READERS[name](self, {key: value for key, value in _attribute_pairs(attributes)})
+        if name in _FRAME_READERS:
+            _FRAME_READERS[name](self, dict(_attribute_pairs(attributes)))
             return
-        if name in _UNWRAPPED or self.elements >= MAX_ELEMENTS or (len(self.stack) >= MAX_DEPTH and name not in _VOID):
+        if name in _UNWRAPPED or len(self.stack) >= MAX_DEPTH or (self.indents >= MAX_INDENTS and name in _INDENTING):
             return
-        if name in _CLOSES and self.stack:
+        if self.stack and name in _CLOSES:
             self.close_implied(name)
-        written = "" if not attributes or name in _WORTHLESS_ATTRIBUTES_OF else self.attributes(name, attributes)
+        written = _written(name, attributes) if attributes and name not in _BARE_TAGS else ""
         if name == "span" and self.in_pre and not _CODE_SPAN.search(written):
             return
         if name == "input" and "checkbox" not in written:
@@ -2170,25 +2171,13 @@ class _Cleaner:
         self.open(name, written)
 
     def open(self, name: str, written: str) -> None:
-        if name in _VOID:
-            if name == "hr" and self.stack and self.stack[-1] == "p":
-                self.close_to(len(self.stack) - 1)
-        else:
+        if name not in _VOID:
             self.stack.append(name)
             self.in_pre += name == "pre"
+            self.indents += name in _INDENTING
         self.elements += 1
         self.last = name
         self.out.append(f"<{name}{written}>")
-
-    def attributes(self, name: str, text: str) -> str:
-        kept = []
-        for key, value in _attribute_pairs(text):
-            if key == "style":
-                if _INVISIBLE.search(value):
-                    kept.append(" hidden")
-            elif key in _KEPT_ATTRIBUTES and not (key == "title" and name != "abbr"):
-                kept.append(f' {key}="{value}"' if '"' not in value else f" {key}='{value}'")
-        return "".join(kept)
 
     def close_implied(self, name: str) -> None:
         closes, stack = _CLOSES[name], self.stack
@@ -2198,15 +2187,16 @@ class _Cleaner:
                 lowest = index
             elif stack[index] in _BARRIERS:
                 break
-        self.close_to(lowest)
+        self.close_down_to(lowest)
 
-    def close_to(self, length: int) -> None:
+    def close_down_to(self, height: int) -> None:
         """Writes the end tags of everything above that height of the stack."""
-        while len(self.stack) > length:
+        while len(self.stack) > height:
             name = self.stack.pop()
             self.in_pre -= name == "pre"
-            self.out.append(f"</{name}>")
+            self.indents -= name in _INDENTING
             self.last = name
+            self.out.append(f"</{name}>")
 
     def end(self, name: str) -> None:
         if self.in_nav:
@@ -2215,67 +2205,91 @@ class _Cleaner:
         stack = self.stack
         for index in range(len(stack) - 1, -1, -1):
             if stack[index] == name:
-                self.close(index)
+                self.close(name, index)
                 return
             # An end tag in a table cell never closes what was opened around the table.
             if stack[index] in _TABLE_PARTS and (name not in _TABLE_PARTS or stack[index] == "table"):
                 return
 
-    def close(self, index: int) -> None:
-        name = self.stack[index]
+    def close(self, name: str, index: int) -> None:
         if name in _FORMATTING and not _BLOCKS.isdisjoint(self.stack[index:]):
-            # <b><p>...</b>...</p>: the paragraph stays open; the parser knows what to do.
+            # <b><p>...</b>...</p>: the paragraph stays open, and the parser knows what to do.
             del self.stack[index]
             self.out.append(f"</{name}>")
         else:
-            self.close_to(index)
+            self.close_down_to(index)
 
     def read_meta(self, attributes: Mapping[str, str]) -> None:
         for key in ("name", "property", "itemprop", "http-equiv"):
             if key in attributes:
                 content = html_entities.unescape(attributes.get("content", "")).strip()
-                self.metas.setdefault(html_entities.unescape(attributes[key]).lower(), content)
+                self.metas.setdefault(attributes[key].lower(), content)
 
     def read_link(self, attributes: Mapping[str, str]) -> None:
         if attributes.get("rel", "").lower() == "canonical":
             self.canonical = html_entities.unescape(attributes.get("href", ""))
 
     def read_base(self, attributes: Mapping[str, str]) -> None:
-        self.base = self.base or html_entities.unescape(attributes.get("href", "")).strip()
+        self.base = self.base or html_entities.unescape(attributes.get("href", ""))
 
-    def read_html(self, attributes: Mapping[str, str]) -> None:
+    def read_frame(self, attributes: Mapping[str, str]) -> None:
         self.lang = self.lang or attributes.get("lang", "")
-        self.body_class += " " + attributes.get("class", "")
-
-    def read_nothing(self, attributes: Mapping[str, str]) -> None:
-        pass
+        self.frame_classes += " " + attributes.get("class", "")
 
 
-#: Tags of the page's frame: the parser need not see them.
-_HEAD_READERS: Mapping[str, Callable[[_Cleaner, Mapping[str, str]], None]] = MappingProxyType(
+_RAW_READERS: Mapping[str, Callable[[_Cleaner, str, str], None]] = MappingProxyType(
+    {
+        "script": _Cleaner.read_script,
+        "title": _Cleaner.read_title,
+        "noscript": _Cleaner.read_noscript,
+        "xmp": _Cleaner.read_xmp,
+    }
+)
+#: Tags of the page's frame, which the parser need not see.
+_FRAME_READERS: Mapping[str, Callable[[_Cleaner, Mapping[str, str]], None]] = MappingProxyType(
     {
         "meta": _Cleaner.read_meta,
         "link": _Cleaner.read_link,
         "base": _Cleaner.read_base,
-        "html": _Cleaner.read_html,
-        "body": _Cleaner.read_html,
-        "head": _Cleaner.read_nothing,
+        "html": _Cleaner.read_frame,
+        "head": _Cleaner.read_frame,
+        "body": _Cleaner.read_frame,
     }
 )
 
 
 def _attribute_pairs(text: str) -> Iterator[tuple[str, str]]:
-    for key, double, single, bare in _ATTRIBUTE.findall(text):
+    for key, double, single, bare in _ATTRIBUTE.findall(text, 0, MAX_TAG_CHARS):
         yield key.lower(), double or single or bare
 
 
+def _written(name: str, attributes: str) -> str:
+    """The attributes worth keeping, ready to be written."""
+    kept = []
+    for key, value in _attribute_pairs(attributes):
+        if key == "style":
+            if _INVISIBLE.search(value):
+                kept.append(" hidden")
+        elif key in _KEPT_ATTRIBUTES and (key != "title" or name == "abbr"):
+            kept.append(f" {key}='{value}'" if '"' in value else f' {key}="{value}"')
+    return "".join(kept)
+
+
 def _protect(text: str, *, raw: bool = False) -> str:
-    """Text with its entities decoded in which nothing looks like markup to the parser."""
+    """Text with its entities decoded, in which nothing looks like markup to the parser."""
     if "&" in text and not raw:
         text = html_entities.unescape(text)
+        # An entity may stand for a character that XML forbids.
+        text = _FORBIDDEN.sub("", text)
     if "&" in text:
         text = text.replace("&", _AMPERSAND)
     return text.replace("<", _LESS_THAN) if "<" in text else text
+
+
+def _after_pre(text: str) -> str:
+    """The first text of a code block: one newline is syntax; of a second, html5lib would eat it and libxml2 not."""
+    text = text.removeprefix("\n")
+    return _NEWLINE + text[1:] if text.startswith("\n") else text
 
 
 def _restore(text: str) -> str:
@@ -2287,7 +2301,7 @@ def _one_line(text: str) -> str:
 
 
 # A whole script, style or comment; any other tag.
-_NOT_TEXT = re.compile(r"<(script|style)\b.*?(?:</\1|\Z)|<!--.*?(?:-->|\Z)|<[^>]*(?:>|\Z)", re.S | re.I)
+_NOT_TEXT = re.compile(r"<(script|style)\b.*?(?:</\1|\Z)|<!--.*?(?:-->|\Z)|<[a-z/!?][^>]*(?:>|\Z)", re.S | re.I)
 
 
 def _plain_text(html: str) -> str:
@@ -2298,20 +2312,19 @@ def _plain_text(html: str) -> str:
 
 
 class _Node:
-    """One element: attributes, children in order, and what its subtree holds."""
+    """One element: its attributes, its children in order, and how much text its subtree holds."""
 
-    __slots__ = ("attrs", "chars", "children", "link_chars", "parent", "pieces", "prose", "tag", "words")
+    __slots__ = ("tag", "attrs", "children", "parent", "chars", "link_chars", "prose", "pieces")
 
     def __init__(self, tag: str, attrs: Mapping[str, str], parent: "_Node | None") -> None:
         self.tag = tag
         self.attrs = attrs
         self.parent = parent
         self.children: list[_Node | str] = []
-        self.words: frozenset[str] = frozenset()
-        self.chars = 0  # visible characters
+        self.chars = 0  # characters of text
         self.link_chars = 0  # those of them in links
-        self.prose = 0  # those of them in running text: paragraphs, code, quotes
-        self.pieces: list[str] = []
+        self.prose = 0  # those of them in running text: paragraphs, code, quotations
+        self.pieces: list[str] = []  # its Markdown, once rendered
 
     def elements(self) -> "list[_Node]":
         return [child for child in self.children if not isinstance(child, str)]
@@ -2319,8 +2332,8 @@ class _Node:
     def get(self, name: str) -> str:
         return self.attrs.get(name, "")
 
-    def label(self) -> str:
-        return f"{self.get('class')} {self.get('id')}"
+    def classes(self) -> list[str]:
+        return self.attrs["class"].split() if "class" in self.attrs else []
 
 
 def _grow(html: str) -> _Node:
@@ -2334,7 +2347,7 @@ def _grow(html: str) -> _Node:
         for child in element:
             tag = child.tag
             if isinstance(tag, str):
-                # html5lib puts MathML into a namespace of its own, libxml2 does not.
+                # html5lib puts MathML into a namespace, libxml2 does not.
                 grown = _Node(tag[tag.rfind("}") + 1 :].lower(), dict(child.attrib) if child.attrib else {}, node)
                 node.children.append(grown)
                 todo.append((child, grown))
@@ -2344,8 +2357,9 @@ def _grow(html: str) -> _Node:
 
 
 def _parse(html: str) -> Any:
+    """The <body> as an ElementTree element: by lxml where it is installed, else by html5lib."""
     try:
-        from lxml import etree
+        from lxml import etree  # type: ignore[import-untyped]
     except ImportError:
         return _parse_with_html5lib(html)
     parser = etree.HTMLParser(remove_comments=True, remove_pis=True, no_network=True, huge_tree=True)
@@ -2355,11 +2369,11 @@ def _parse(html: str) -> Any:
 def _parse_with_html5lib(html: str) -> Any:
     import html5lib
 
-    class Parser(html5lib.HTMLParser):  # type: ignore[misc]
+    class Parser(html5lib.HTMLParser):
         complaints = 0
 
-        def parseError(self, errorcode: str = "", datavars: Any = None) -> None:
-            # Counted, not collected: html5lib works out a line number for each.
+        def parseError(self, errorcode: str = "", datavars: Any = None) -> None:  # noqa: N802
+            # Counted, not collected: html5lib would work out a line number for each.
             self.complaints += 1
             if self.complaints > MAX_PARSE_ERRORS:
                 raise ValueError("too many parse errors")
@@ -2391,57 +2405,68 @@ def _text_of(node: _Node) -> str:
     return "".join(parts)
 
 
-_HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
 # The words of a class or id: "relatedPosts", "related-posts" and "RELATED_POSTS" all hold "related".
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_BOILERPLATE_TAGS = frozenset("nav footer button menu dialog".split())
+# WordPress puts the author, the categories and the tags of a post into the class of the post.
+_POST_CLASS = re.compile(r"\b(?:hentry|type-post|status-publish)\b")
+# What stands alone between the paragraphs of an article.
+_ASIDE_TEXT = re.compile(
+    r"\W*(?:advert(?:isement)?s?|close|caption|sponsored|loading|comments?|share(?: this)?|related(?: \w+)?|see also|read more"
+    r"|more|don.t miss|you may also like|story continues|continue reading|trending)\W*",
+    re.I,
+)
+
+_BOILERPLATE_TAGS = frozenset("nav footer menu dialog".split())
 _BOILERPLATE_ROLES = frozenset(
     "navigation banner contentinfo search complementary dialog alert alertdialog menu menubar toolbar".split()
 )
 _BOILERPLATE_WORDS = frozenset(
     "ad ads adv advert advertisement advertising sponsor sponsored promo promos promoted promotion breadcrumb breadcrumbs"
-    " byline share sharing shares sharedaddy addthis sociable related recommended recommendations recirc outbrain"
-    " taboola trending popular newsletter subscribe subscription signup optin sidebar widget widgets footer masthead menu"
-    " nav navbar navigation pagination pager modal popup overlay toolbar tags taglist"
-    " login signin search skip print rating ratings feedback toc copyright timestamp author bio avatar carousel slider"
-    " poll teaser teasers noprint editsection headerlink prev next meta".split()
+    " share sharing shares sharedaddy addthis sociable related recommended recommendations recirc outbrain taboola trending"
+    " popular newsletter subscribe subscription signup optin sidebar widget widgets footer masthead menu nav navbar"
+    " navigation pagination pager modal popup overlay toolbar tags taglist login signin search skip print rating ratings"
+    " feedback toc copyright bio avatar carousel slider poll teaser teasers noprint editsection prev next cta".split()
 )
+_BYLINE_WORDS = frozenset("byline author timestamp meta".split())  # in a thread they say who speaks
 _COMMENT_WORDS = frozenset("comment comments disqus respond replies reply".split())
-_COOKIE_WORDS = frozenset("cookie cookies consent gdpr".split())
+_CONSENT_WORDS = frozenset("cookie cookies consent gdpr".split())
+_TOOL_WORDS = frozenset("copy clipboard copybtn zeroclipboard permalink edit".split())
+_CONTENTS_WORDS = frozenset(("table", "contents"))
 _NOTE_WORDS = frozenset(
     "note tip warning caution danger important info admonition callout hint footnote footnotes".split()
 )
-# WordPress puts the author, categories and tags of a post into the class of the post.
-_POST_CLASS = re.compile(r"\b(?:hentry|type-post|status-publish)\b")
-PRUNE_SHARE = 0.7
+_ASIDE_WORDS = frozenset("caption captions credit credits gallery slideshow".split())
+_UNSEEN_CLASSES = frozenset("sr-only visually-hidden visuallyhidden screen-reader-text sr_only hideme".split())
+#: Elements whose id is made from the heading below it, so that a chapter on comments is not taken for comments.
+_TITLED_TAGS = _HEADINGS | frozenset("section dl dt dd p li details table tr a span".split())
+_ASIDE_TAGS = frozenset("p ul ol li div section h2 h3 h4 h5 h6 aside table dl".split())
+#: Running text even if there is little of it; loose text elsewhere must be a little longer to count.
+_SURE_PROSE = frozenset("p pre blockquote main article".split())
+#: What counts in full for the element around it; of other children, the deeper their text lies the less it counts.
+_PARAGRAPHS = frozenset("p pre blockquote ul ol dl".split())
+_DECAY = 0.75
+#: A node with a greater share of the page's running text is never taken for boilerplate because of its name.
+_TOO_MUCH_TO_PRUNE = 0.7
 
 
 class _Pruner:
     """Takes out of a tree what is not the page's own content."""
 
-    def __init__(self, root: _Node, *, thread: bool) -> None:
+    def __init__(self, root: _Node, kind: str = "") -> None:
         self.root = root
-        self.thread = thread
+        self.kind = kind
+        self.most = 0.0  # running text a node may hold and still be pruned for its name
+        self.boilerplate = _BOILERPLATE_WORDS | (frozenset() if kind == "thread" else _BYLINE_WORDS)
         self.measure()
 
     def measure(self) -> None:
         """Counts what every subtree holds, children before parents."""
         loose: dict[_Node, int] = {}
         for node in reversed(_in_page_order(self.root)):
-            _measure(node, loose)
-
-    def drop_hidden(self) -> None:
-        self.drop(lambda node: _is_hidden(node) and node.prose <= self.most)
-
-    def drop_boilerplate(self) -> None:
-        self.drop(self.is_boilerplate)
-
-    def drop_asides(self) -> None:
-        """Takes out captions and the links to other stories, which an article has between its paragraphs."""
-        self.drop(lambda node: _is_aside(node) and node.prose <= 0.3 * self.root.prose)
+            loose[node] = _measure(node, loose)
+        self.most = self.root.prose * _TOO_MUCH_TO_PRUNE
 
     def drop(self, unwanted: Callable[[_Node], bool]) -> None:
-        self.most = self.root.prose * PRUNE_SHARE
         todo = [self.root]
         while todo:
             node = todo.pop()
@@ -2450,34 +2475,67 @@ class _Pruner:
                 if not isinstance(child, str):
                     if unwanted(child):
                         continue
-                    todo.append(child)
+                    # Highlighters call parts of code "comment" and "meta".
+                    if child.tag not in ("pre", "code"):
+                        todo.append(child)
                 kept.append(child)
             node.children = kept
         self.measure()
 
+    def drop_hidden(self) -> None:
+        self.drop(lambda node: bool(node.attrs) and node.prose <= self.most and _is_hidden(node))
+
+    def drop_boilerplate(self) -> None:
+        self.drop(self.is_boilerplate)
+
+    def drop_asides(self) -> None:
+        """Takes out what an article has between its paragraphs: captions, and links to other stories."""
+        most = 0.3 * self.root.prose
+        self.drop(lambda node: node.prose <= most and self.is_aside(node))
+
     def is_boilerplate(self, node: _Node) -> bool:
         if node.tag in _BOILERPLATE_TAGS or node.get("role") in _BOILERPLATE_ROLES:
-            return self.leaves(node, 25)
+            return self.leaves(node, 1)
+        if node.tag == "header" and node.link_chars * 2 > node.chars:
+            return self.leaves(node, 1)
+        words = self.words(node)
         if node.tag in ("aside", "form"):
-            return node.prose <= self.most and _words(node.label()).isdisjoint(_NOTE_WORDS)
-        if not ("class" in node.attrs or "id" in node.attrs):
-            return False
-        label = node.label()
-        if _POST_CLASS.search(label):
-            return False
-        words = _words(label)
-        if not words.isdisjoint(_COOKIE_WORDS):
-            return self.leaves(node, 25)
+            return node.prose <= self.most and words.isdisjoint(_NOTE_WORDS)
+        return bool(words) and self.is_named_boilerplate(node, words)
+
+    def is_named_boilerplate(self, node: _Node, words: frozenset[str]) -> bool:
+        if not words.isdisjoint(_CONSENT_WORDS):
+            return self.leaves(node, 1)
         if not words.isdisjoint(_COMMENT_WORDS):
-            return not self.thread and (node.prose <= self.most or self.leaves(node, 500))
-        return node.prose <= self.most and not words.isdisjoint(_BOILERPLATE_WORDS)
+            return self.kind != "thread" and (node.prose <= self.most or self.leaves(node, 500))
+        if not words.isdisjoint(_TOOL_WORDS) and node.chars < 40:
+            return True
+        return node.prose <= self.most and (not words.isdisjoint(self.boilerplate) or words >= _CONTENTS_WORDS)
+
+    def is_aside(self, node: _Node) -> bool:
+        if node.tag in _ASIDE_TAGS and node.chars:
+            if node.link_chars >= 0.8 * node.chars or (node.chars < 40 and _ASIDE_TEXT.fullmatch(_text_of(node))):
+                return True
+        return node.tag == "figcaption" or not self.words(node).isdisjoint(_ASIDE_WORDS)
+
+    def words(self, node: _Node) -> frozenset[str]:
+        """The words of a node's class and id, as far as they tell what it is for."""
+        label = node.get("class")
+        if "id" in node.attrs and not (self.kind == "technical" and (node.tag in _TITLED_TAGS or "sect" in label)):
+            label += " " + node.attrs["id"]
+        return frozenset() if not label or _POST_CLASS.search(label) else _words(label)
 
     def leaves(self, node: _Node, prose: int) -> bool:
         """Whether the page still has that much running text without the node."""
         return self.root.prose - node.prose >= prose
 
 
-def _measure(node: _Node, loose: dict[_Node, int]) -> None:
+def _words(label: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in _WORD.findall(label))
+
+
+def _measure(node: _Node, loose: Mapping[_Node, int]) -> int:
+    """Sets the counts of a node; gives the characters that still look for a paragraph to belong to."""
     own = chars = links = prose = 0
     for child in node.children:
         if isinstance(child, str):
@@ -2489,47 +2547,22 @@ def _measure(node: _Node, loose: dict[_Node, int]) -> None:
             chars += child.chars
             links += child.link_chars
             prose += child.prose
-    if node.tag == "a" and chars < 500:
+    if node.tag == "a" and chars < 500:  # more is an unclosed <a>
         own, links, prose = 0, chars, 0
     elif node.tag in _HEADINGS:
         own = prose = 0
     elif node.tag in _BLOCKS:
-        prose += own if own >= 20 else 0
+        prose += own if own >= 20 or node.tag in _SURE_PROSE else 0
         own = 0
-    loose[node] = own
     node.chars, node.link_chars, node.prose = chars, links, prose
-
-
-_ASIDE_WORDS = frozenset("caption captions credit credits gallery slideshow".split())
-# Words that stand alone between the paragraphs of an article.
-_ASIDE_TEXT = re.compile(
-    r"\W*(?:advert(?:isement)?s?|close|caption|sponsored|loading|comments?|share(?: this)?|related(?: \w+)?|see also|read more"
-    r"|more|don.t miss|you may also like|story continues|continue reading|trending)\W*",
-    re.I,
-)
-_LINKABLE = frozenset("p ul ol li div section h2 h3 h4 h5 h6 aside table dl span".split())
-LINK_SHARE = 0.8
-ASIDE_SHARE = 0.3
-
-
-def _is_aside(node: _Node) -> bool:
-    if node.tag == "figcaption":
-        return True
-    if node.tag in _LINKABLE and node.chars:
-        if node.link_chars >= LINK_SHARE * node.chars and node.tag != "span":
-            return True
-        if node.chars < 40 and _ASIDE_TEXT.fullmatch(_text_of(node)):
-            return True
-    return bool(node.attrs) and not _words(node.label()).isdisjoint(_ASIDE_WORDS)
+    return own
 
 
 def _is_hidden(node: _Node) -> bool:
-    attrs = node.attrs
-    if not attrs:
-        return False
-    if "MathJax" in node.get("class"):  # what the script beside it has drawn
-        return True
-    if "hidden" not in attrs and attrs.get("aria-hidden") != "true":
+    classes = node.classes()
+    if not _UNSEEN_CLASSES.isdisjoint(classes) or any(name.startswith("MathJax") for name in classes):
+        return True  # MathJax: what a script has drawn from the formula beside it
+    if "hidden" not in node.attrs and node.get("aria-hidden") != "true":
         return False
     if node.get("role") == "tabpanel" or node.get("hidden") == "until-found":
         return False
@@ -2537,28 +2570,21 @@ def _is_hidden(node: _Node) -> bool:
     return not any(inner.tag in ("math", "tex-math") for inner in _in_page_order(node))
 
 
-def _words(label: str) -> frozenset[str]:
-    return frozenset(word.lower() for word in _WORD.findall(label))
-
-
-#: What counts in full for the element around it; other children count for less the deeper their text lies.
-_PARAGRAPHS = frozenset("p pre blockquote ul ol dl".split())
-DECAY = 0.75
-
-
-def _choose(root: _Node, *, article: bool) -> _Node:
-    """The node that holds the main content."""
+def _choose(root: _Node, *, whole: bool) -> _Node:
+    """The node that holds the main content; if the whole is wanted, with all that is not clearly something else."""
     best = _closest_text(root)
-    around = _outermost(best, _is_main) or root
-    if article and (around is root or best.prose >= 0.8 * around.prose):
-        return _with_its_likes(best)
-    if around is not root and around.prose >= WHOLE * root.prose:
-        return around
-    return _outermost(best, lambda node: node.prose < ROOT_SHARE * root.prose, last=False) or root
+    main = _outermost_main(best)
+    if not whole and best.prose >= (0.8 * main.prose if main else 0.4 * root.prose):
+        return _with_its_likes(root, best)
+    if main and main.prose >= 0.5 * root.prose:
+        return main
+    while best.parent and best.prose < 0.9 * root.prose:
+        best = best.parent
+    return best
 
 
 def _closest_text(root: _Node) -> _Node:
-    """The node whose running text lies closest below it."""
+    """The node whose running text lies closest below it: many paragraphs right in it beat more of them far down."""
     scores: dict[_Node, float] = {}
     best, highest = root, 0.0
     for node in reversed(_in_page_order(root)):
@@ -2568,51 +2594,40 @@ def _closest_text(root: _Node) -> _Node:
     return best
 
 
-def _is_main(node: _Node) -> bool:
-    return node.tag in ("main", "article") or node.get("role") == "main"
-
-
-WHOLE = 0.5
-ROOT_SHARE = 0.9
-
-
-def _outermost(node, test, last=True):
-    found = None
-    walker = node
-    while walker is not None:
-        if last:
-            if test(walker):
-                found = walker
-        elif not test(walker):
-            return walker
-        walker = walker.parent
-    return found
-
-
-def _with_its_likes(best: _Node) -> _Node:
-    """The node, or the one around it and others of its class: some sites cut an article into pieces."""
-    label = best.get("class")
-    node = best.parent
-    while label and node is not None:
-        likes = [
-            x
-            for x in _in_page_order(node)
-            if x is not best and x.tag == best.tag and x.get("class") == label and x.prose > 200
-        ]
-        if likes:
-            return node
-        node = node.parent
-    return best
-
-
 def _closeness(node: _Node, scores: Mapping[_Node, float]) -> float:
     if node.tag == "a" or node.tag in _HEADINGS:
         return 0.0
     score = float(node.prose)
-    for child in node.children:
-        if not isinstance(child, str):
-            score += scores[child] * (1 if child.tag in _PARAGRAPHS else DECAY) - child.prose
+    for child in node.elements():
+        score += scores[child] * (1 if child.tag in _PARAGRAPHS else _DECAY) - child.prose
     return score
+
+
+def _outermost_main(node: _Node) -> _Node | None:
+    found = None
+    for around in _upwards(node):
+        if around.tag in ("main", "article") or around.get("role") == "main":
+            found = around
+    return found
+
+
+def _upwards(node: _Node) -> Iterator[_Node]:
+    walker: _Node | None = node
+    while walker is not None:
+        yield walker
+        walker = walker.parent
+
+
+def _with_its_likes(root: _Node, best: _Node) -> _Node:
+    """The node, or the one around it and others of its class: some sites cut an article into pieces."""
+    label = best.get("class")
+    if not label:
+        return best
+    same = (node for node in _in_page_order(root) if node.tag == best.tag and node.get("class") == label)
+    likes = [node for node in same if node is not best and node.prose >= 0.25 * best.prose]
+    around = list(_upwards(best))
+    meeting = (around.index(next(node for node in _upwards(like) if node in around)) for like in likes)
+    return around[min(meeting, default=0)]
 
 
 class _Facts:
@@ -2625,44 +2640,35 @@ class _Facts:
         self.nodes = _in_page_order(root)
 
     def title(self) -> str:
-        return _one_line(
-            self.stated("headline")
-            or self.meta("og:title", "twitter:title", "dc.title")
-            or self.page_title
-            or self.heading()
-        )
+        stated = self.stated("headline") or self.meta("og:title", "twitter:title", "dc.title")
+        return _one_line(stated or self.page_title or self.heading())
 
     def author(self) -> str:
         meta = self.meta(
             "author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"
         )
         name = self.stated("author") or ("" if "://" in meta else meta) or self.marked("author")
-        return _one_line(name)[:200] if len(name) < 300 else ""
+        return _one_line(name) if len(name) < 200 else ""
 
     def date(self) -> str:
-        return _one_line(
-            self.stated("datePublished")
-            or self.meta("article:published_time", "datepublished", "date", "dc.date", "citation_publication_date")
-            or self.meta("parsely-pub-date", "pubdate", "publish-date", "dcterms.created", "dc.date.issued")
-            or self.marked("datePublished")
-            or self.time()
-        )[:40]
+        meta = self.meta("article:published_time", "datepublished", "date", "dc.date", "citation_publication_date")
+        meta = meta or self.meta("parsely-pub-date", "pubdate", "publish-date", "dcterms.created", "dc.date.issued")
+        return _one_line(self.stated("datePublished") or meta or self.marked("datePublished") or self.time())[:40]
 
     def is_article(self) -> bool:
-        """Whether this is journalism or a blog post rather than something with code in it."""
-        says_so = self.metas.get("og:type", "").lower() == "article" or any(map(_is_story, self.things))
-        return says_so and not any(node.tag in ("pre", "code") for node in self.nodes)
+        """Whether the page calls itself journalism or a blog post."""
+        return self.metas.get("og:type", "").lower() == "article" or any(map(_is_story, self.things))
 
     def paywalled(self) -> bool:
         return any(str(thing.get("isAccessibleForFree")).lower() == "false" for thing in self.things)
 
     def refresh_url(self, base: str) -> str:
         match = _REFRESH.search(self.metas.get("refresh", ""))
-        return urljoin(base, match[1]) if match else ""
+        return _join(base, match[1]) if match else ""
 
     def stated(self, key: str) -> str:
         """The first such value among the page's JSON-LD articles."""
-        values = (_name_of(thing.get(key)) for thing in self.things if _is_article(thing))
+        values = (_name_of(thing.get(key)) for thing in self.things if _is_work(thing))
         return next((value for value in values if value), "")
 
     def meta(self, *names: str) -> str:
@@ -2672,7 +2678,7 @@ class _Facts:
         """The value of the first element with that itemprop, or of the first author link."""
         for node in self.nodes:
             if node.get("itemprop") == itemprop or (itemprop == "author" and node.get("rel") == "author"):
-                return node.get("datetime") or _one_line(_text_of(node))
+                return node.get("datetime") or _text_of(node)
         return ""
 
     def time(self) -> str:
@@ -2705,18 +2711,19 @@ def _json_ld_things(scripts: Iterable[str]) -> list[dict[str, Any]]:
     return things
 
 
+def _is_work(thing: Mapping[str, Any]) -> bool:
+    """Whether a JSON-LD thing is something that has a headline, an author and a date."""
+    kind = str(thing.get("@type", ""))
+    return any(word in kind for word in ("Article", "Posting", "Report", "WebPage", "Question", "Recipe", "HowTo"))
+
+
 def _is_story(thing: Mapping[str, Any]) -> bool:
     kind = str(thing.get("@type", ""))
     return ("Article" in kind or "Posting" in kind) and "TechArticle" not in kind and "Forum" not in kind
 
 
-def _is_article(thing: Mapping[str, Any]) -> bool:
-    kind = str(thing.get("@type", ""))
-    return any(word in kind for word in ("Article", "Posting", "Report", "WebPage", "Question", "Recipe", "HowTo"))
-
-
 def _name_of(value: Any) -> str:
-    """The text of a JSON-LD value: a string, a thing with a name, or a list of either."""
+    """The text of a JSON-LD value: a string, a thing with a name, or a list of them."""
     if isinstance(value, list):
         return ", ".join(filter(None, (_name_of(item) for item in value[:5] if not isinstance(item, list))))
     if isinstance(value, dict):
@@ -2724,39 +2731,25 @@ def _name_of(value: Any) -> str:
     return html_entities.unescape(value) if isinstance(value, str) and "://" not in value else ""
 
 
-# Paths and class words of pages where the replies are the content.
-_THREAD_URL = re.compile(
-    r"/(?:forums?|threads?|topics?|t|questions?|discussions?|comments|issues|pull|viewtopic|showthread|mailman|archives/list)"
-    r"\b|[?&](?:showtopic|topic|tid|thread)=|\bviewtopic|\bshowthread|/item\?id=|^https?://(?:forums?|discuss|community)\.",
-    re.I,
-)
-_THREAD_WORDS = frozenset("forum thread topic discourse phpbb vbulletin discussion question".split())
-
-
-def _is_thread(url: str, page: _Cleaner) -> bool:
-    return (
-        bool(_THREAD_URL.search(url))
-        or any("DiscussionForumPosting" in text or "QAPage" in text for text in page.json_ld)
-        or not _words(page.body_class).isdisjoint(_THREAD_WORDS)
-    )
-
-
-# Query parameters that only tell a site where the reader came from.
+# Query parameters that only tell a site where its reader came from.
 _TRACKING = re.compile(
     r"(?:utm_\w+|fbclid|gclid|gclsrc|dclid|wbraid|gbraid|msclkid|yclid|twclid|ttclid|igshid|igsh|li_fat_id|mc_cid|mc_eid"
     r"|_hsenc|_hsmi|__hstc|__hssc|__hsfp|hsctatracking|mkt_tok|vero_id|vero_conv|oly_anon_id|oly_enc_id|_openstat|wickedid"
-    r"|rb_clickid|s_cid|srsltid|ref_src|ref_url|cmpid|ncid|spm|_branch_match_id|_ga|_gl|ml_subscriber(?:_hash)?)\Z",
+    r"|rb_clickid|s_cid|srsltid|ref_src|ref_url|cmpid|ncid|_branch_match_id|_ga|_gl)\Z",
     re.I,
 )
 
 
 def strip_tracking(url: str) -> str:
     """The address without parameters that only track the reader; everything else byte for byte."""
-    head, mark, rest = url.partition("?")
-    if not mark:
+    head, question_mark, rest = url.partition("?")
+    if not question_mark or "#" in head:
         return url
     query, hash_mark, fragment = rest.partition("#")
-    kept = [pair for pair in query.split("&") if not _TRACKING.match(pair.partition("=")[0])]
+    pairs = query.split("&")
+    kept = [pair for pair in pairs if not _TRACKING.match(pair.partition("=")[0])]
+    if len(kept) == len(pairs):
+        return url
     return head + ("?" if kept else "") + "&".join(kept) + hash_mark + fragment
 
 
@@ -2767,7 +2760,7 @@ class _Block(str):
 
 
 class _List(_Block):
-    """A list: it follows a paragraph of its item without a blank line."""
+    """A list; it follows the paragraph of its item without a blank line."""
 
     __slots__ = ()
 
@@ -2785,7 +2778,7 @@ class _Term(_Block):
 
 
 class _Definition(_Block):
-    """What one <dd> says, when it fits on a line."""
+    """What one <dd> says, if it fits on a line."""
 
     __slots__ = ()
 
@@ -2796,23 +2789,25 @@ class _Note(_Block):
     __slots__ = ()
 
 
-# Runs of white space as HTML sees them, with the non-breaking space.
+# White space as HTML sees it, and the non-breaking space.
 _SPACES = re.compile(r"[ \t\n\r\f\xa0]+")
-# Characters nobody sees: soft hyphen, zero-width space, byte order mark.
+# Characters nobody sees: soft hyphen, zero-width space, word joiner, byte order mark.
 _UNSEEN = re.compile("[\xad\u200b\u2060\ufeff]")
 # Anything in text that might need a backslash.
 _SPECIAL = re.compile(r"[\\`*_\[<&~]")
-# A backslash before punctuation; a backtick; a tag, comment or entity; [text]( or ][ or ]:; ~~.
-_ESCAPED = re.compile(r"\\(?=[!-/:-@\[-`{-~])|`|<(?=[a-zA-Z/!?])|&(?=#?\w+;)|\[(?=[^\]\[]*\][(\[:])|^\[(?=[ xX]\] )|~~")
-# Asterisks or underscores that open and others that close emphasis.
-_STARRED = re.compile(r"\*(?=[^\s*]).*[^\s*]\*|\*\*(?=\S).*\S\*\*", re.S)
-_UNDERLINED = re.compile(r"(?<![\w/])_+(?=[^\s_]).*[^\s_]_+(?!\w)", re.S)
+# A backslash before punctuation; a backtick; what looks like a tag, an entity, a link, a ticked box or ~~.
+_MARKUP = re.compile(r"\\(?=[!-/:-@\[-`{-~])|`|<(?=[a-zA-Z/!?])|&(?=#?\w+;)|\[(?=[^\]\[]*\][(\[:])|^\[(?=[ xX]\] )|~~")
+# An asterisk that may open emphasis, one that may close it, one that may do either.
+_STAR_OPENS = re.compile(r"\*(?=[^\s*])")
+_STAR_CLOSES = re.compile(r"(?<=[^\s*])\*")
 _STAR = re.compile(r"\*(?=\S)|(?<=\S)\*")
-_UNDERLINE = re.compile(r"(?<![\w/_])(_+)(?=[^\s_])")
-# The start of a line that would make it a heading, list item, quote, rule or table.
+# The same for underscores, which only count at the edge of a word.
+_UNDERLINE_OPENS = re.compile(r"(?<![\w/])_+(?=[^\s_])")
+_UNDERLINE_CLOSES = re.compile(r"(?<=[^\s_])_+(?!\w)")
+# The start of a line that would turn it into a heading, list item, quotation, fence or rule.
 _LINE_START = re.compile(r"^(?=#{1,6}(?:\s|$)|[-+*](?:\s|$)|>|~~~|(?:[-=*_] ?){3,}$)|^(\d{1,9})(?=[.)](?:\s|$))", re.M)
-# A formula between \\( and \\) or \\[ and \\].
-_TEX = re.compile(r"(\\\(.+?\\\)|\\\[.+?\\\])")
+# A formula between \( and \) or \[ and \].
+_TEX = re.compile(r"(\\\((?:[^\\]|\\[^()\[\]])*?\\\)|\\\[(?:[^\\]|\\[^()\[\]])*?\\\])")
 _MANY_SPACES = re.compile(" {2,}")
 _AROUND_BREAK = re.compile(r" *\n *")
 
@@ -2826,18 +2821,49 @@ def _plain(text: str) -> str:
         return text
     if "\\(" not in text and "\\[" not in text:
         return _escape(text)
-    parts = _TEX.split(text)
+    parts = _TEX.split(text)  # every second one is a formula
     return "".join(f"${_tex(part)}$" if index % 2 else _escape(part) for index, part in enumerate(parts))
 
 
 def _escape(text: str) -> str:
-    if True:
-        text = _ESCAPED.sub(lambda match: "\\" + match[0], text)
-        if "*" in text and _STARRED.search(text):
-            text = _STAR.sub(r"\\*", text)
-        if "_" in text and _UNDERLINED.search(text):
-            text = _UNDERLINE.sub(lambda match: match[1].replace("_", r"\_"), text)
+    """Text that Markdown takes literally, with as few backslashes as that needs."""
+    text = _MARKUP.sub(lambda match: "\\" + match[0], text)
+    if "*" in text and _in_turn(_STAR_OPENS, _STAR_CLOSES, text):
+        text = _STAR.sub(r"\\*", text)
+    if "_" in text and _in_turn(_UNDERLINE_OPENS, _UNDERLINE_CLOSES, text):
+        text = _UNDERLINE_OPENS.sub(lambda match: match[0].replace("_", r"\_"), text)
     return text
+
+
+def _in_turn(opening: "re.Pattern[str]", closing: "re.Pattern[str]", text: str) -> bool:
+    opened = opening.search(text)
+    return bool(opened and closing.search(text, opened.end()))
+
+
+def _tex(text: str) -> str:
+    """TeX without the delimiters that sites put around it."""
+    text = text.strip()
+    if text.startswith((r"\(", r"\[")) and len(text) >= 4:
+        text = text[2:-2]
+    text = text.strip("$").strip()
+    if text.startswith(r"{\displaystyle") and text.endswith("}"):
+        text = text[len(r"{\displaystyle") : -1].strip()
+    return text
+
+
+def _is_block(piece: str) -> bool:
+    return isinstance(piece, _Block)
+
+
+def _runs(pieces: Iterable[str]) -> list[str]:
+    """Pieces with neighbouring inline text joined into whole lines."""
+    runs: list[str] = []
+    for blocks, group in itertools.groupby(pieces, key=_is_block):
+        if blocks:
+            runs.extend(group)
+        elif line := _line(group):
+            runs.append(line)
+    return runs
 
 
 def _line(pieces: Iterable[str]) -> str:
@@ -2847,35 +2873,21 @@ def _line(pieces: Iterable[str]) -> str:
         text = _MANY_SPACES.sub(" ", text)
     if "\n" in text:
         text = _AROUND_BREAK.sub("  \n", text)
-    return text.replace("****", "") if "****" in text else text
+    return text.replace("****", "") if "****" in text else text  # <b>a</b><b>b</b>
 
 
 def _blocks(pieces: Iterable[str]) -> list[str]:
     """Pieces as blocks: runs of inline text become paragraphs."""
-    return [
-        piece if isinstance(piece, _Block) else _Block(_LINE_START.sub(lambda match: (match[1] or "") + "\\", piece))
-        for piece in _runs(pieces)
-    ]
+    return [run if isinstance(run, _Block) else _Block(_LINE_START.sub(_escaped_start, run)) for run in _runs(pieces)]
 
 
-def _runs(pieces: Iterable[str]) -> list[str]:
-    """Pieces with neighbouring inline text joined to whole lines."""
-    runs: list[str] = []
-    for is_block, group in itertools.groupby(pieces, key=_is_block):
-        if is_block:
-            runs.extend(group)
-        elif line := _line(group):
-            runs.append(line)
-    return runs
+def _escaped_start(match: "re.Match[str]") -> str:
+    return (match[1] or "") + "\\"
 
 
-def _is_block(piece: str) -> bool:
-    return isinstance(piece, _Block)
-
-
-def _stack_up(blocks: Iterable[str]) -> str:
+def _stack_up(pieces: Iterable[str]) -> str:
     """Blocks one below the other, with a blank line between them."""
-    return "\n\n".join(blocks)
+    return "\n\n".join(_blocks(pieces))
 
 
 def _flat(pieces: Iterable[str], separator: str = " ") -> str:
@@ -2897,21 +2909,14 @@ _LANGUAGE = re.compile(
 _BESIDE = re.compile(r"\b(?:sourceCode|hljs|syntaxhighlighter|prettyprint|src|highlight|shiki|chroma|code)\b")
 _NO_LANGUAGE = frozenset(
     "default none text plain plaintext auto nohighlight no-highlight txt block wrapper container highlight highlighter"
-    " highlighter-rouge notranslate source sourcecode code example output hljs shiki chroma prettyprint linenums pre src"
-    " undefined syntaxhighlighter nogutter prettyprinted snippet numbersource lines copy fallback inline table box".split()
+    " highlighter-rouge notranslate source sourcecode code example output undefined snippet lines copy fallback inline table"
+    " box header toolbar title".split()
 )
-_LANGUAGE_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "html-basic": "html",
-        "python3": "python",
-        "ipython3": "python",
-        "py3": "python",
-        "ipython": "python",
-        "pycon3": "pycon",
-    }
+_SAME_LANGUAGE: Mapping[str, str] = MappingProxyType(
+    {"html-basic": "html", "python3": "python", "ipython3": "python", "py3": "python", "ipython": "python"}
 )
-#: Word-languages believed without a prefix, as Pandoc, highlight.js, Hexo and rustdoc write them.
-_WORD_LANGUAGES = frozenset(
+#: Languages believed without a prefix, as Pandoc, highlight.js, Hexo and rustdoc write them.
+_BARE_LANGUAGES = frozenset(
     "bash c clojure cmake console cpp cs csharp css dart diff dockerfile elixir elm erlang fsharp go golang graphql groovy"
     " haskell hcl html http ini java javascript js json jsx julia kotlin latex less lisp lua make makefile markdown matlab"
     " nginx nim nix objc objectivec ocaml perl php powershell protobuf py python r ruby rust sass scala scheme scss sh shell"
@@ -2922,45 +2927,48 @@ _WORD_LANGUAGES = frozenset(
 def _language(node: _Node) -> str:
     """The programming language a code block is marked with, or ""."""
     inner = [child for child in node.elements() if child.tag == "code"]
-    parent, around = node.parent, []
-    while parent is not None and len(around) < 6 and parent.chars <= node.chars * 2 + 300:
-        around.append(parent)
-        parent = parent.parent
-    for candidate in (*inner, node, *around):
-        found = _language_of_element(candidate)
+    # Wrappers hold little more than the block itself: a copy button, a title, line numbers.
+    around = itertools.takewhile(lambda outer: outer.chars <= 2 * node.chars + 300, _upwards(node))
+    for element in (*inner, *itertools.islice(around, 7)):
+        found = _stated_language(element)
         if found:
             return found
     return ""
 
 
-def _language_of_element(node: _Node) -> str:
-    stated = node.get("data-lang") or node.get("data-language") or ""
+def _stated_language(node: _Node) -> str:
     classes = f"{node.get('class')} {node.get('data-syntaxhighlighter-params')}".strip()
-    words = [stated] + _LANGUAGE.findall(classes)
+    words = [node.get("data-lang"), node.get("data-language"), *_LANGUAGE.findall(classes)]
     if node.tag in ("pre", "code") or _BESIDE.search(classes):
-        words += [word for word in classes.split() if word.lower() in _WORD_LANGUAGES]
+        words += [word for word in classes.split() if word.lower() in _BARE_LANGUAGES]
     for word in words:
-        word = _LANGUAGE_NAMES.get(word.lower(), word.lower()).strip(";,.-")
-        if word and word not in _NO_LANGUAGE:
-            return word
+        name = word.lower().strip(";,.-")
+        if name and name not in _NO_LANGUAGE:
+            return _SAME_LANGUAGE.get(name, name)
     return ""
 
 
-_LINE_NUMBER_WORDS = frozenset(
-    "lineno linenos linenumber linenumbers lnt ln gutter linenodiv hljs-ln-numbers hljs-ln-n blob-num line-number"
-    " line-numbers line-numbers-rows rouge-gutter code-line-number react-syntax-highlighter-line-number linenums-num"
-    " line-numbers-wrapper lineno-col".split()
+# Elements that are code, formulas or line numbers whatever their tag: Doxygen, GitHub, SyntaxHighlighter, Sphinx.
+_SPECIAL_CLASS = re.compile(
+    r"(?:^|\s)(?:(fragment|js-file-line-container|syntaxhighlighter)|(math|arithmatex)|(linenos?|linenumbers?|linenodiv|gutter"
+    r"|rouge-gutter|lnt|ln|hljs-ln-n(?:umbers)?|blob-num|(?:[\w-]+-)?line-numbers?(?:-wrapper|-rows)?))(?:\s|$)"
 )
-_LINE_CLASSES = frozenset("line token-line code-line view-line codeline highlight-line hljs-ln-line cl-line".split())
+# Anything that is no line number.
+_NOT_NUMBER = re.compile(r"[^\d\s.:+-]")
+_ANCHOR_CLASSES = frozenset(
+    "headerlink anchor hash-link header-anchor anchorjs-link heading-anchor viewcode-link".split()
+)
+_LINE_CLASSES = frozenset("line token-line code-line view-line codeline highlight-line".split())
 _LINE_TAGS = frozenset("div li p tr".split())
 
 
 def _is_line_number(node: _Node) -> bool:
-    return bool(node.attrs) and not _LINE_NUMBER_WORDS.isdisjoint(node.get("class").split()) and node.tag != "pre"
+    match = _SPECIAL_CLASS.search(node.attrs["class"]) if "class" in node.attrs else None
+    return bool(match and match[3] and not _NOT_NUMBER.search(_text_of(node)))
 
 
 def _code_text(node: _Node) -> str:
-    """Code exactly as it is shown, without line numbers and buttons."""
+    """Code exactly as it is shown, without line numbers, anchors and buttons."""
     parts: list[str] = []
     todo: list[_Node | str] = [node]
     while todo:
@@ -2969,42 +2977,42 @@ def _code_text(node: _Node) -> str:
             parts.append(item)
         elif item.tag == "br":
             parts.append("\n")
-        elif item.tag != "button" and not _is_line_number(item):
-            if "class" in item.attrs and not _ANCHOR_CLASSES.isdisjoint(item.get("class").split()):
-                continue
-            if item is not node and (item.tag in _LINE_TAGS or not _LINE_CLASSES.isdisjoint(item.get("class").split())):
-                _new_line(parts)
+        elif not _is_code_tool(item):
+            if item is not node and _is_code_line(item) and parts and not parts[-1].endswith("\n"):
+                parts.append("\n")
             todo.extend(reversed(item.children))
     return "".join(parts)
 
 
-def _new_line(parts: list[str]) -> None:
-    if parts and not parts[-1].endswith("\n"):
-        parts.append("\n")
+def _is_code_tool(node: _Node) -> bool:
+    return node.tag == "button" or _is_line_number(node) or not _ANCHOR_CLASSES.isdisjoint(node.classes())
 
 
-def _fence(code: str, language: str) -> str:
+def _is_code_line(node: _Node) -> bool:
+    return node.tag in _LINE_TAGS or not _LINE_CLASSES.isdisjoint(node.classes())
+
+
+def _fence(code: str, language: str) -> _Block:
     """Code between fences longer than any run of backticks in it."""
-    longest = max((len(run) for run in re.findall("`+", code)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{code}\n{fence}"
+    fence = "`" * max(3, _longest_ticks(code) + 1)
+    return _Block(f"{fence}{language}\n{code}\n{fence}")
 
 
 def _code_span(code: str) -> str:
-    longest = max((len(run) for run in re.findall("`+", code)), default=0)
-    ticks = "`" * (longest + 1)
+    ticks = "`" * (_longest_ticks(code) + 1)
     pad = " " if code.startswith("`") or code.endswith("`") else ""
     return f"{ticks}{pad}{code}{pad}{ticks}"
 
 
-# Link texts that are tools for readers of the site, not content.
-_USELESS_LINK = re.compile(
-    r"\W*|\W*(?:edit this page|edit on \w+|edit source|\[edit\]|permalink|permanent link|link to this \w+|copy link|back to top"
-    r"|view page source|suggest (?:an )?edits?|improve this (?:doc|page)|\[source\])\W*",
+def _longest_ticks(code: str) -> int:
+    return max(map(len, re.findall("`+", code)), default=0)
+
+
+# Link texts that are tools of the site, not content.
+_TOOL_LINK = re.compile(
+    r"\W*(?:edit this page|edit on \w+|edit source|permalink|permanent link|link to this \w+|copy link|back to top"
+    r"|view page source|suggest (?:an )?edits?|improve this (?:doc|page))\W*|\[(?:edit|source)\]",
     re.I,
-)
-_ANCHOR_CLASSES = frozenset(
-    "headerlink anchor hash-link header-anchor anchorjs-link heading-anchor viewcode-link".split()
 )
 # A file name, or a word that says nothing about the picture.
 _USELESS_ALT = re.compile(
@@ -3012,14 +3020,23 @@ _USELESS_ALT = re.compile(
     r"|featured image|advertisement|loading|banner|untitled|default)\W*\d*|(?:img|dsc|image|screenshot)[-_ ]?\d+",
     re.I,
 )
+# The address of a picture, and the classes of pictures of formulas.
 _PICTURE_FILE = re.compile(r"\.(?:jpe?g|png|gif|webp|svg|avif)(?:\?|$)", re.I)
-# Fragments that lead to a note: #fn1, #fnref:2, #cite_note-3, #footnote-4.
-_NOTE_REFERENCE = re.compile(r"#(?:fn|footnote|user-content-fn-|cite[_-]?note|note|endnote|ref|bib)[\w:.-]*$", re.I)
-_MATH_IMAGE = re.compile(r"\b(?:tex|latex|math|mwe-math\S*)\b", re.I)
+_MATH_PICTURE = re.compile(r"\b(?:tex|latex|math)\b", re.I)
+# Fragments that lead to a note: #fn1, #fn:2, #cite_note-3, #user-content-fn-4.
+_NOTE_LINK = re.compile(r"#((?:fn|footnote|user-content-fn-|cite[_-]?note|note|endnote|ref|bib)[\w:.-]*)$", re.I)
+# Characters that would end the address of a Markdown link too early.
+_BAD_IN_ADDRESS = re.compile(r"[\s<>()]")
+# The marks before the text of a block: a heading, a quotation, an item.
+_BLOCK_MARK = re.compile(r"(?:#+ |> |- )?")
 
 
 class _Renderer:
-    """Turns a tree into Markdown, children before parents, by a table of tag names."""
+    """Turns a tree into Markdown, children before parents.
+
+    A node becomes a list of pieces: str is text inside a line, _Block is whole lines. Each method below converts the
+    element named in _CONVERTERS from the pieces of its children.
+    """
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -3031,7 +3048,16 @@ class _Renderer:
         self.find_notes(nodes)
         for node in reversed(nodes):
             node.pieces = self.convert(node)
-        return _stack_up(_blocks(root.pieces)).strip("\n")
+        return _stack_up(root.pieces)
+
+    def find_notes(self, nodes: Iterable[_Node]) -> None:
+        """Remembers which elements the footnote marks lead to."""
+        marks = [(match[1], node) for node in nodes if (match := _NOTE_LINK.search(node.get("href")))]
+        ids = {node.get("id") for node in nodes if node.tag in ("li", "p", "div", "aside", "dt")} if marks else set()
+        for target, node in marks:
+            label = _one_line(_text_of(node)).strip("[]()^")
+            if target in ids and 0 < len(label) <= 4:
+                self.notes.setdefault(target, label)
 
     def convert(self, node: _Node) -> list[str]:
         pieces: list[str] = []
@@ -3040,29 +3066,14 @@ class _Renderer:
                 pieces.append(_plain(child))
             else:
                 pieces.extend(child.pieces)
-        converter = _special(node) or _CONVERTERS.get(node.tag)
-        if converter is None:
-            return pieces
-        pieces = converter(self, node, pieces)
-        return self.as_note(node, pieces) if self.notes and node.get("id") in self.notes else pieces
+        converter = _special_converter(node) or _CONVERTERS.get(node.tag)
+        if converter:
+            pieces = converter(self, node, pieces)
+        return self.note(node, pieces) if self.notes and node.get("id") in self.notes else pieces
 
-    def find_notes(self, nodes: Iterable[_Node]) -> None:
-        """Remembers which elements footnote marks lead to."""
-        ids = {
-            node.get("id")
-            for node in nodes
-            if "id" in node.attrs and node.tag in ("li", "p", "div", "aside", "dt", "tr")
-        }
-        for node in nodes:
-            if node.tag == "a" and _NOTE_REFERENCE.search(node.get("href")):
-                target = node.get("href").partition("#")[2]
-                label = _one_line(_text_of(node)).strip("[]()")
-                if target in ids and 0 < len(label) <= 4:
-                    self.notes.setdefault(target, label)
-
-    def as_note(self, node: _Node, pieces: list[str]) -> list[str]:
-        text = _stack_up(_blocks(pieces))
-        return [_Note(f"[^{self.notes[node.get('id')]}]: {_indent(text, 4).strip()}")] if text else []
+    def note(self, node: _Node, pieces: list[str]) -> list[str]:
+        text = _indent(_stack_up(pieces), 4).strip()
+        return [_Note(f"[^{self.notes[node.get('id')]}]: {text}")] if text else []
 
     def block(self, node: _Node, pieces: list[str]) -> list[str]:
         return _blocks(pieces)
@@ -3071,19 +3082,23 @@ class _Renderer:
         return []
 
     def heading(self, node: _Node, pieces: list[str]) -> list[str]:
-        text = _flat(pieces).replace("**", "").strip()
+        text = _flat(pieces).replace("**", "")
+        if text and "code" in _words(node.get("class")):  # a signature, as rustdoc writes it
+            text = _code_span(_one_line(_code_text(node)))
         return [_Block(f"{'#' * int(node.tag[1])} {text}")] if text else []
 
     def paragraph(self, node: _Node, pieces: list[str]) -> list[str]:
-        blocks = _blocks(pieces)
-        if "title" in node.get("class") and "admonition-title" in node.get("class"):
-            return [_Block(f"**{_flat(blocks)}**")] if blocks else []
-        return blocks
+        return self.bold_line(node, pieces) if "admonition-title" in node.classes() else _blocks(pieces)
+
+    def bold_line(self, node: _Node, pieces: list[str]) -> list[str]:
+        if any(piece.startswith("#") and _is_block(piece) for piece in pieces):
+            return _blocks(pieces)
+        text = _flat(pieces).replace("**", "")
+        return [_Block(f"**{text}**")] if text else []
 
     def button(self, node: _Node, pieces: list[str]) -> list[str]:
-        parent = node.parent
         # Accordions put the question of a FAQ into a button inside a heading.
-        return pieces if parent is not None and parent.tag in _HEADINGS else []
+        return pieces if node.parent and node.parent.tag in _HEADINGS else []
 
     def line_break(self, node: _Node, pieces: list[str]) -> list[str]:
         return ["\n"]
@@ -3092,50 +3107,42 @@ class _Renderer:
         return [_Block("---")]
 
     def strong(self, node: _Node, pieces: list[str]) -> list[str]:
-        return _marked(pieces, "**")
+        return _wrapped(pieces, "**", "**")
 
     def emphasis(self, node: _Node, pieces: list[str]) -> list[str]:
-        return _marked(pieces, "*")
+        return _wrapped(pieces, "*", "*")
 
     def deleted(self, node: _Node, pieces: list[str]) -> list[str]:
-        return _marked(pieces, "~~")
+        return _wrapped(pieces, "~~", "~~")
 
     def raised(self, node: _Node, pieces: list[str]) -> list[str]:
-        text = _flat(pieces).strip()
-        if (
-            not text
-            or "[^" in text
-            or "](" in text
-            or (not any(character.isdigit() for character in text) and len(text) > 1)
-        ):
-            return pieces
-        return [f"<{node.tag}>{text}</{node.tag}>"]
+        """Exponents and indices keep their tag, lest 10<sup>6</sup> become 106; ordinals and links do not need it."""
+        text = _flat(pieces)
+        matters = len(text) == 1 or any(character.isdigit() for character in text)
+        return [f"<{node.tag}>{text}</{node.tag}>"] if matters and "[" not in text else pieces
 
     def quoted(self, node: _Node, pieces: list[str]) -> list[str]:
         return ['"', *pieces, '"']
 
     def code(self, node: _Node, pieces: list[str]) -> list[str]:
         raw = _code_text(node)
-        if raw.count("\n") and any(child.tag == "br" for child in node.elements()):
-            return [_Block(_fence(raw.strip("\n"), _language(node)))]
+        if any(child.tag == "br" for child in node.elements()):
+            return [_fence(raw.strip("\n"), _language(node))] if raw.strip() else []
         text = _SPACES.sub(" ", raw).strip()
         return [_code_span(text)] if text else pieces
 
     def preformatted(self, node: _Node, pieces: list[str]) -> list[str]:
-        code = _code_text(node).rstrip("\n")
-        if not code.strip():
-            return []
-        return [_Block(_fence(code, _language(node)))]
+        code = _code_text(node)
+        return [_fence(code.rstrip("\n"), _language(node))] if code.strip() else []
 
     def blockquote(self, node: _Node, pieces: list[str]) -> list[str]:
-        text = _stack_up(_blocks(pieces))
+        text = _stack_up(pieces)
         return [_Block("\n".join(f"> {line}" if line else ">" for line in text.split("\n")))] if text else []
 
     def item(self, node: _Node, pieces: list[str]) -> list[str]:
-        blocks = _blocks(pieces)
         text = ""
-        for block in blocks:
-            text += block if not text else f"\n{block}" if isinstance(block, _List) else f"\n\n{block}"
+        for block in _blocks(pieces):
+            text += ("\n" if isinstance(block, _List) else "\n\n") + block if text else block
         return [_Item(text)] if text else []
 
     def bullets(self, node: _Node, pieces: list[str]) -> list[str]:
@@ -3152,19 +3159,18 @@ class _Renderer:
         return _list(pieces, itertools.chain(markers, itertools.repeat("- ")))
 
     def term(self, node: _Node, pieces: list[str]) -> list[str]:
-        if "sig" in node.get("class").split():  # the signature of a function, as Sphinx writes it
+        text = _flat(pieces)
+        if "sig" in node.classes():  # a signature, as Sphinx writes it
             text = _code_span(_one_line(_code_text(node)))
-        else:
-            text = _flat(pieces)
-        return [_Term(text)] if text.strip("`") else []
+        return [_Term(text)] if text else []
 
     def definition(self, node: _Node, pieces: list[str]) -> list[str]:
         blocks = _blocks(pieces)
-        if len(blocks) == 1 and "\n" not in blocks[0] and type(blocks[0]) is _Block:
-            return [_Definition(f": {blocks[0]}")]
-        return blocks
+        fits = len(blocks) == 1 and type(blocks[0]) is _Block and "\n" not in blocks[0]
+        return [_Definition(f": {blocks[0]}")] if fits else blocks
 
     def definitions(self, node: _Node, pieces: list[str]) -> list[str]:
+        """Terms with ": " lines below them; above a longer definition the term is a bold line."""
         joined: list[str] = []
         last = ""
         for block in _blocks(pieces):
@@ -3172,114 +3178,127 @@ class _Renderer:
                 joined[-1] = _Block(f"{joined[-1]}\n{block}")
             else:
                 if isinstance(last, _Term):
-                    joined[-1] = _bold(last)
+                    joined[-1] = _Block(last if "`" in last or "**" in last else f"**{last}**")
                 joined.append(_Block(block))
             last = block
         return joined
 
-    def summary(self, node: _Node, pieces: list[str]) -> list[str]:
-        text = _flat(pieces).replace("**", "").strip()
-        return [_Block(f"**{text}**")] if text else []
-
     def link(self, node: _Node, pieces: list[str]) -> list[str]:
-        href = node.get("href").strip()
+        href, text = node.get("href").strip(), _text_of(node).strip()
         target = href.partition("#")[2]
         if target in self.notes:
             return [f"[^{self.notes[target]}]"]
-        if not _ANCHOR_CLASSES.isdisjoint(node.get("class").split()) and len(_text_of(node)) < 10:
+        if not _ANCHOR_CLASSES.isdisjoint(node.classes()) and len(text) < 10 or _TOOL_LINK.fullmatch(text):
             return []
-        if _USELESS_LINK.fullmatch(_text_of(node)) and not any("![" in piece or "$" in piece for piece in pieces):
+        if href.startswith("#") and text and not any(map(str.isalnum, text)):  # ¶, #, §, ↩
             return []
         address = self.address(href)
-        if not address:
-            return pieces
-        return _linked(pieces, address)
+        return _linked(pieces, address) if address else pieces
 
     def address(self, href: str) -> str:
-        """The absolute, tracking-free form of a link; "" for one that leads nowhere else."""
-        if not href or href.startswith(("#", "javascript:", "data:", "tel:")):
+        """The absolute, tracking-free form of a link; "" if it leads nowhere else."""
+        if not href or href.lower().startswith(("#", "javascript:", "data:", "tel:", "about:")):
             return ""
-        try:
-            address = strip_tracking(urljoin(self.base, href))
-        except ValueError:  # http://[broken
-            return ""
+        address = strip_tracking(_join(self.base, href))
         if self.here and address.partition("#")[0] == self.here:
             return ""
         return _BAD_IN_ADDRESS.sub(lambda match: f"%{ord(match[0]):02X}", address)
 
     def image(self, node: _Node, pieces: list[str]) -> list[str]:
-        alt = _one_line(node.get("alt"))
-        label = node.get("class")
+        alt, label = _one_line(node.get("alt")), node.get("class")
         if "emoji" in label:
             return [alt]
-        if "mwe-math" in label:  # the picture of a formula that is in the page as MathML too
-            return []
-        if "\\" in alt and _MATH_IMAGE.search(label):
-            return [f"${_tex(alt)}$"]
+        if "\\" in alt and _MATH_PICTURE.search(label):
+            # Wikipedia's pictures of formulas stand beside the formula itself.
+            return [] if "mwe-math" in label else [f"${_tex(alt)}$"]
         if _USELESS_ALT.fullmatch(alt):
             return []
-        source = next((node.get(key) for key in ("data-src", "data-original", "src") if node.get(key)), "")
+        source = node.get("data-src") or node.get("data-original") or node.get("src")
         address = self.address(source.strip())
         return [f"![{_plain(alt)}]({address})"] if address else []
 
     def checkbox(self, node: _Node, pieces: list[str]) -> list[str]:
-        return ["[x] " if "checked" in node.attrs else "[ ] "]
+        in_item = any(around.tag == "li" for around in itertools.islice(_upwards(node), 4))
+        return ["[x] " if "checked" in node.attrs else "[ ] "] if in_item else []
 
     def abbreviation(self, node: _Node, pieces: list[str]) -> list[str]:
         title, text = _one_line(node.get("title")), _one_line(_text_of(node))
-        if not title or title.lower() == text.lower() or not text.isupper() or title[0].isdigit():
-            return pieces
-        return [*pieces, f" ({_plain(title)})"]
+        known = not title or title[0].isdigit() or title.lower() == text.lower() or not text.isupper()
+        return pieces if known else [*pieces, f" ({_plain(title)})"]
 
     def math(self, node: _Node, pieces: list[str]) -> list[str]:
         tex = next((_text_of(inner) for inner in _in_page_order(node) if inner.tag == "annotation"), "")
-        tex = _tex(tex or node.get("alttext") or _text_of(node))
-        if not tex:
-            return []
-        return [_Block(f"$$\n{tex}\n$$")] if node.get("display") == "block" else [f"${tex}$"]
+        tex = _tex(tex or node.get("alttext") or _mathml_as_tex(node))
+        return _formula(tex, display=node.get("display") == "block")
 
     def formula(self, node: _Node, pieces: list[str]) -> list[str]:
-        """TeX that a script is meant to typeset, where an element says so by its class."""
-        text = _text_of(node).strip()
-        if any(child.tag in ("math", "tex-math") for child in _in_page_order(node)) or not text:
+        """TeX that a script is meant to typeset, where a class says so."""
+        if any(inner.tag in ("math", "tex-math", "img") for inner in _in_page_order(node)):
             return pieces
-        if text.startswith((r"\[", "$$")) or node.tag == "div":
-            return [_Block(f"$$\n{_tex(text)}\n$$")]
-        return [f"${_tex(text)}$"]
+        text = _text_of(node).strip()
+        return _formula(_tex(text), display=node.tag == "div" or text.startswith((r"\[", "$$")))
 
     def table(self, node: _Node, pieces: list[str]) -> list[str]:
         rows = _rows_of(node)
         if _is_layout(node, rows):
             return _blocks(pieces)
-        return [*_captions(node), _Block(_grid(rows))]
+        captions = (_flat(part.pieces) for part in node.elements() if part.tag == "caption")
+        return [*(_Block(f"**{caption}**") for caption in captions if caption), _Block(_grid(rows))]
 
 
-# Characters that would end a Markdown link early.
-_BAD_IN_ADDRESS = re.compile(r"[\s<>()]")
+_Converter = Callable[[_Renderer, _Node, list[str]], list[str]]
 
-
-# Elements that are code, formulas or line numbers whatever their tag: Doxygen, GitHub, SyntaxHighlighter, Sphinx.
-_SPECIAL_CLASS = re.compile(
-    r"(?:^|\s)(?:(fragment|js-file-line-container|syntaxhighlighter)|(math|arithmatex)|(line-?nos?|linenodiv|gutter|rouge-gutter"
-    r"|lntd:first-child|hljs-ln-numbers|blob-num|line-numbers?(?:-wrapper|-rows)?))(?:\s|$)"
+_CONVERTERS: Mapping[str, _Converter] = MappingProxyType(
+    dict.fromkeys(_BLOCKS, _Renderer.block)
+    | dict.fromkeys(_HEADINGS, _Renderer.heading)
+    | dict.fromkeys(("code", "tt", "samp", "kbd"), _Renderer.code)
+    | dict.fromkeys(("strong", "b"), _Renderer.strong)
+    | dict.fromkeys(("em", "i", "cite", "dfn"), _Renderer.emphasis)
+    | dict.fromkeys(("del", "s", "strike"), _Renderer.deleted)
+    | dict.fromkeys(("sup", "sub"), _Renderer.raised)
+    | dict.fromkeys(("ul", "menu", "dir"), _Renderer.bullets)
+    | dict.fromkeys(("math", "tex-math"), _Renderer.math)
+    | {
+        "a": _Renderer.link,
+        "abbr": _Renderer.abbreviation,
+        "blockquote": _Renderer.blockquote,
+        "br": _Renderer.line_break,
+        "button": _Renderer.button,
+        "dd": _Renderer.definition,
+        "dl": _Renderer.definitions,
+        "dt": _Renderer.term,
+        "hr": _Renderer.rule,
+        "img": _Renderer.image,
+        "input": _Renderer.checkbox,
+        "li": _Renderer.item,
+        "ol": _Renderer.numbers,
+        "p": _Renderer.paragraph,
+        "pre": _Renderer.preformatted,
+        "q": _Renderer.quoted,
+        "summary": _Renderer.bold_line,
+        "table": _Renderer.table,
+    }
 )
 
 
-def _special(node: _Node) -> "Callable[[_Renderer, _Node, list[str]], list[str]] | None":
-    match = _SPECIAL_CLASS.search(node.get("class")) if "class" in node.attrs else None
-    if not match or node.tag == "pre":
+def _special_converter(node: _Node) -> _Converter | None:
+    """How to convert an element that its class makes code, a formula or a line number."""
+    match = _SPECIAL_CLASS.search(node.attrs["class"]) if "class" in node.attrs and node.tag != "pre" else None
+    if not match:
         return None
     if match[1]:
         return _Renderer.preformatted if _has_code_lines(node) else None
-    return _Renderer.formula if match[2] else _Renderer.nothing
+    if match[2]:
+        return _Renderer.formula
+    return _Renderer.nothing if _is_line_number(node) else None
 
 
 def _has_code_lines(node: _Node) -> bool:
-    return any(inner.tag == "td" or "line" in inner.get("class").split() for inner in _in_page_order(node))
+    return any(inner.tag == "td" or "line" in inner.classes() for inner in _in_page_order(node))
 
 
 def _in_reading_order(root: _Node) -> list[_Node]:
-    """The elements to convert: what stands inside code blocks is read by the block itself."""
+    """The elements to convert: what stands inside code and formulas is read by these themselves."""
     nodes, todo = [], [root]
     while todo:
         node = todo.pop()
@@ -3289,70 +3308,85 @@ def _in_reading_order(root: _Node) -> list[_Node]:
     return nodes
 
 
-def _tex(text: str) -> str:
-    """TeX without the dollar signs and wrappers that sites put around it."""
-    text = text.strip()
-    if text.startswith((r"\(", r"\[")):
-        text = text[2:-2]
-    text = text.strip("$").strip()
-    if text.startswith(r"{\displaystyle") and text.endswith("}"):
-        text = text[len(r"{\displaystyle") : -1].strip()
-    return text
+def _wrapped(pieces: list[str], before: str, after: str) -> list[str]:
+    """Inline pieces between two marks, white space left outside; blocks as they are."""
+    text = "".join(pieces)
+    inner = text.strip()
+    if not inner or inner.startswith((before, "![")) or any(map(_is_block, pieces)):
+        return pieces
+    start = text.index(inner)
+    return [text[:start], before + inner + after, text[start + len(inner) :]]
 
 
-def _bold(text: str) -> _Block:
-    return _Block(text if "`" in text or "**" in text else f"**{text}**")
+def _linked(pieces: list[str], address: str) -> list[str]:
+    """The pieces with a link on them; of several blocks, on the first."""
+    if any(map(_is_block, pieces)):
+        first, *others = _blocks(pieces) or [""]
+        mark = _BLOCK_MARK.match(first)
+        if "\n" in first or "](" in first or not mark:
+            return [first, *others]
+        return [_Block(f"{mark[0]}[{first[mark.end() :]}]({address})"), *others]
+    text = _line(pieces).replace("  \n", " ")
+    if text == address:
+        return _wrapped(pieces, "<", ">")
+    is_picture = text.startswith("![")
+    if not text or ("](" in text and not is_picture) or (is_picture and _PICTURE_FILE.search(address)):
+        return pieces
+    joined = "".join(pieces)
+    return [" " * joined[:1].isspace(), f"[{text}]({address})", " " * joined[-1:].isspace()]
 
 
 def _integer(text: str, default: int) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else default
 
 
-def _marked(pieces: list[str], marker: str) -> list[str]:
-    """Inline text between markers, with the white space outside them."""
-    if any(isinstance(piece, _Block) for piece in pieces):
-        return pieces
-    text = "".join(pieces)
-    inner = text.strip()
-    if not inner or inner.startswith(marker) or inner.startswith("!["):
-        return pieces
-    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-    return [before, f"{marker}{inner}{marker}", after]
-
-
-def _linked(pieces: list[str], address: str) -> list[str]:
-    """The pieces with a link on them: on the first line only if they are several blocks."""
-    if any(isinstance(piece, _Block) for piece in pieces):
-        blocks = _blocks(pieces)
-        first = blocks[0] if blocks else ""
-        if "\n" in first or "](" in first:
-            return list(blocks)
-        hashes, text = re.match(r"((?:#+ |> |- )?)(.*)", first).groups()
-        return [_Block(f"{hashes}[{text}]({address})"), *blocks[1:]]
-    text = "".join(pieces)
-    inner = _line([text]).replace("  \n", " ")
-    if not inner or ("](" in inner and not inner.startswith("![")):
-        return pieces
-    if inner.startswith("![") and _PICTURE_FILE.search(address):
-        return pieces
-    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-    if inner == address:
-        return [before, f"<{address}>", after]
-    return [before, f"[{inner}]({address})", after]
-
-
 def _list(pieces: list[str], markers: Iterator[str]) -> list[str]:
-    lines: list[str] = []
     blocks = _blocks(pieces)
     if any(isinstance(block, _Note) for block in blocks):
         return blocks
+    lines: list[str] = []
     for block in blocks:
         if isinstance(block, _Item) or not lines:
             marker = next(markers)
             lines.append(marker + _indent(block, len(marker)).lstrip(" "))
-        else:  # a list right inside a list belongs to the item before it
+        else:  # what stands between the items belongs to the one before it
             lines.append(_indent(block, 2))
     return [_List("\n".join(lines))] if lines else []
+
+
+def _formula(tex: str, *, display: bool) -> list[str]:
+    if not tex:
+        return []
+    return [_Block(f"$$\n{tex}\n$$")] if display else [f"${_one_line(tex)}$"]
+
+
+#: How MathML elements with several children are written in TeX.
+_MATHML: Mapping[str, str] = MappingProxyType(
+    {
+        "msup": "{0}^{{{1}}}",
+        "msub": "{0}_{{{1}}}",
+        "msubsup": "{0}_{{{1}}}^{{{2}}}",
+        "mfrac": r"\frac{{{0}}}{{{1}}}",
+        "munder": "{0}_{{{1}}}",
+        "mover": "{0}^{{{1}}}",
+        "munderover": "{0}_{{{1}}}^{{{2}}}",
+        "mroot": r"\sqrt[{1}]{{{0}}}",
+    }
+)
+
+
+def _mathml_as_tex(math: _Node) -> str:
+    """MathML as TeX, near enough to be read."""
+    written: dict[_Node, str] = {}
+    for node in reversed(_in_page_order(math)):
+        parts = [written[child] for child in node.elements()]
+        shape = _MATHML.get(node.tag, "")
+        if shape and len(parts) >= shape.count("}}}"):
+            written[node] = shape.format(*parts, "", "")
+        else:
+            text = "".join(child.strip() if isinstance(child, str) else written[child] for child in node.children)
+            written[node] = rf"\sqrt{{{text}}}" if node.tag == "msqrt" else text
+    return written[math]
 
 
 def _rows_of(table: _Node) -> list[_Node]:
@@ -3363,7 +3397,7 @@ def _rows_of(table: _Node) -> list[_Node]:
             rows.append(part)
         elif part.tag in ("thead", "tbody", "tfoot"):
             rows.extend(row for row in part.elements() if row.tag == "tr")
-    return [row for row in rows if _cells_of(row)]
+    return [row for row in rows if any(cell.pieces for cell in _cells_of(row))]
 
 
 def _cells_of(row: _Node) -> list[_Node]:
@@ -3372,64 +3406,55 @@ def _cells_of(row: _Node) -> list[_Node]:
 
 def _is_layout(table: _Node, rows: list[_Node]) -> bool:
     """Whether a table only arranges the page: its cells are then read one after the other."""
-    if table.get("role") in ("presentation", "none") or not rows:
-        return True
-    if max(len(_cells_of(row)) for row in rows) < 2:
-        return True
     cells = [cell for row in rows for cell in _cells_of(row)]
-    if any("\n```" in "\n" + piece or piece.startswith(("#", "| ")) for cell in cells for piece in cell.pieces):
+    if table.get("role") in ("presentation", "none") or all(len(_cells_of(row)) < 2 for row in rows):
         return True
-    return max(sum(map(len, cell.pieces)) for cell in cells) > 1500 or sum(map(_block_count, cells)) > 4 * len(cells)
-
-
-def _block_count(cell: _Node) -> int:
-    return sum(isinstance(piece, _Block) for piece in cell.pieces)
-
-
-def _captions(table: _Node) -> list[str]:
-    return [
-        _Block(f"**{text}**") for part in table.elements() if part.tag == "caption" and (text := _flat(part.pieces))
-    ]
+    pieces = [piece for cell in cells for piece in cell.pieces if _is_block(piece)]
+    if any(piece.startswith(("#", "| ", "```")) or "\n```" in piece for piece in pieces):
+        return True
+    return len(pieces) > 4 * len(cells) or max(sum(map(len, cell.pieces)) for cell in cells) > 1500
 
 
 def _grid(rows: list[_Node]) -> str:
     """Rows as a Markdown table; a cell that spans rows is repeated in each of them."""
-    grid: list[list[str]] = []
-    hanging: dict[int, tuple[int, str]] = {}  # column -> rows still to fill, text
-    for row in rows:
-        grid.append(_grid_row(row, hanging))
+    hanging: dict[int, tuple[int, str]] = {}  # column -> rows it still reaches into, text
+    grid = [_grid_row(row, hanging) for row in rows]
     width = max(map(len, grid))
-    header = grid.pop(0) if _is_header(rows[0]) else []
+    header = grid.pop(0) if _is_header(rows[0], grid[0]) else []
     lines = [_grid_line(header, width), "|" + " --- |" * width]
     return "\n".join(lines + [_grid_line(cells, width) for cells in grid])
 
 
-def _is_header(row: _Node) -> bool:
-    in_head = row.parent is not None and row.parent.tag == "thead"
-    return in_head or all(cell.tag == "th" for cell in _cells_of(row))
+def _is_header(row: _Node, cells: list[str]) -> bool:
+    if row.parent and row.parent.tag == "thead" or all(cell.tag == "th" for cell in _cells_of(row)):
+        return True
+    return all(cell.startswith("**") and cell.endswith("**") for cell in cells)
 
 
 def _grid_row(row: _Node, hanging: dict[int, tuple[int, str]]) -> list[str]:
     cells: list[str] = []
-    held = dict(hanging)
+    above = dict(hanging)
     for cell in _cells_of(row):
-        _fill(cells, held, hanging)
-        text = _flat(cell.pieces, "<br>").replace("|", r"\|").strip()
-        for offset in range(_span(cell, "colspan")):
-            if _span(cell, "rowspan") > 1:
-                hanging[len(cells)] = (_span(cell, "rowspan") - 1, text if not offset else "")
-            cells.append(text if not offset else "")
-    _fill(cells, held, hanging)
+        _fill_from_above(cells, above, hanging)
+        text = _flat(cell.pieces, "<br>").replace("|", r"\|")
+        down = _span(cell, "rowspan")
+        for _ in range(_span(cell, "colspan")):
+            if down > 1:
+                hanging[len(cells)] = (down - 1, text)
+            cells.append(text)
+            text = ""
+    _fill_from_above(cells, above, hanging)
     return cells
 
 
-def _fill(cells: list[str], held: dict[int, tuple[int, str]], hanging: dict[int, tuple[int, str]]) -> None:
-    """Adds the cells that reach down into this row from the rows above it."""
-    while len(cells) in held:
-        left, text = held.pop(len(cells))
-        hanging.pop(len(cells))
+def _fill_from_above(cells: list[str], above: dict[int, tuple[int, str]], hanging: dict[int, tuple[int, str]]) -> None:
+    """Adds the cells that reach into this row from the rows above it."""
+    while len(cells) in above:
+        column = len(cells)
+        left, text = above.pop(column)
+        del hanging[column]
         if left > 1:
-            hanging[len(cells)] = (left - 1, text)
+            hanging[column] = (left - 1, text)
         cells.append(text)
 
 
@@ -3439,51 +3464,6 @@ def _span(cell: _Node, name: str) -> int:
 
 def _grid_line(cells: list[str], width: int) -> str:
     return "| " + " | ".join(cells + [""] * (width - len(cells))) + " |"
-
-
-_CONVERTERS: Mapping[str, Callable[[_Renderer, _Node, list[str]], list[str]]] = MappingProxyType(
-    dict.fromkeys(_BLOCKS, _Renderer.block)
-    | dict.fromkeys(_HEADINGS, _Renderer.heading)
-    | {
-        "p": _Renderer.paragraph,
-        "button": _Renderer.button,
-        "br": _Renderer.line_break,
-        "hr": _Renderer.rule,
-        "strong": _Renderer.strong,
-        "b": _Renderer.strong,
-        "em": _Renderer.emphasis,
-        "i": _Renderer.emphasis,
-        "cite": _Renderer.emphasis,
-        "del": _Renderer.deleted,
-        "s": _Renderer.deleted,
-        "strike": _Renderer.deleted,
-        "sup": _Renderer.raised,
-        "sub": _Renderer.raised,
-        "q": _Renderer.quoted,
-        "code": _Renderer.code,
-        "tt": _Renderer.code,
-        "samp": _Renderer.code,
-        "kbd": _Renderer.code,
-        "pre": _Renderer.preformatted,
-        "blockquote": _Renderer.blockquote,
-        "li": _Renderer.item,
-        "ul": _Renderer.bullets,
-        "menu": _Renderer.bullets,
-        "ol": _Renderer.numbers,
-        "dt": _Renderer.term,
-        "dd": _Renderer.definition,
-        "dl": _Renderer.definitions,
-        "summary": _Renderer.summary,
-        "a": _Renderer.link,
-        "img": _Renderer.image,
-        "input": _Renderer.checkbox,
-        "abbr": _Renderer.abbreviation,
-        "math": _Renderer.math,
-        "tex-math": _Renderer.math,
-        "table": _Renderer.table,
-        "caption": _Renderer.block,
-    }
-)
 
 
 # ----------------------------------------------------------------------------
