@@ -3957,8 +3957,8 @@ LANGUAGES = dict(
         "fish:fish ps1:powershell bat:bat cmd:bat sql:sql css:css scss:scss less:less vue:vue svelte:svelte json:json "
         "jsonl:json yaml:yaml yml:yaml toml:toml ini:ini cfg:ini conf:ini xml:xml xsl:xml svg:xml csv:csv tsv:tsv "
         "diff:diff patch:diff proto:protobuf graphql:graphql gql:graphql tf:hcl hcl:hcl cmake:cmake gradle:groovy "
-        "groovy:groovy tex:latex asm:asm s:asm el:elisp lisp:lisp vim:vim mk:makefile makefile:makefile dockerfile:dockerfile "
-        "ipynb:json lock:text"
+        "groovy:groovy tex:latex asm:asm s:asm el:elisp lisp:lisp vim:vim mk:makefile makefile:makefile "
+        "dockerfile:dockerfile ipynb:json lock:text"
     ).split()
 )
 
@@ -8469,6 +8469,7 @@ class DemoWorld:
             "TAVILY_API_KEY": "demo-tavily-key",
             "TAVILY_SEARCH_ENDPOINT": f"{self.url}/tavily",
             "KINDLY_CONTENT_CHAIN": "http,chromium",
+            "KINDLY_LOG_LEVEL": "ERROR",
             "KINDLY_ALLOW_PRIVATE_HOSTS": urlsplit(self.url).netloc,
         }
 
