@@ -81,6 +81,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
 # A duration: a number and an optional unit ("15", "15s", "500ms", "2m").
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m)?")
+DURATION_HINT = "a duration such as 15s or 500ms"
 DURATION_UNITS = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 
 
@@ -156,9 +157,16 @@ def flag(text: str) -> bool:
 
 def seconds(text: str) -> float:
     """Seconds from "15", "15s", "500ms" or "2m"."""
+    if not seconds_or_none_at_all(text):
+        raise ValueError(DURATION_HINT)
+    return seconds_or_none_at_all(text)
+
+
+def seconds_or_none_at_all(text: str) -> float:
+    """The same, with 0 for what can be switched off."""
     match = DURATION.fullmatch(text.strip().lower())
-    if not match or not float(match[1]):
-        raise ValueError("a duration such as 15s or 500ms")
+    if not match:
+        raise ValueError(DURATION_HINT)
     return float(match[1]) * DURATION_UNITS[match[2]]
 
 
@@ -242,7 +250,10 @@ class Settings:
         help="Characters of one whole answer. Clients refuse answers that are too long.",
     )
     cache_ttl: float = env(
-        "KINDLY_CACHE_TTL_SECONDS", default=300.0, parse=seconds, help="How long a page that was read is remembered."
+        "KINDLY_CACHE_TTL_SECONDS",
+        default=300.0,
+        parse=seconds_or_none_at_all,
+        help="How long a page that was read is remembered; 0 for not at all.",
     )
     content_chain: tuple[str, ...] = env(
         "KINDLY_CONTENT_CHAIN",

@@ -90,3 +90,10 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 def test_the_changelog_knows_the_version() -> None:
     assert f"## {kindly_search.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_picture_shows_every_section() -> None:
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    sections = re.findall(r"^\s+(\d+\. \w+)$", kindly_search.__doc__ or "", re.MULTILINE)
+    assert len(sections) == 14
+    assert all(f">{section}<" in picture for section in sections)
