@@ -3903,7 +3903,7 @@ CHALLENGE_WORDS = re.compile(
     r"just a moment|attention required|checking (?:if the site connection|your browser)"
     r"|verify(?:ing)? (?:that )?you are|(?:are you|not) a robot|unusual traffic"
     r"|access (?:to this page has been )?denied|pardon our interruption"
-    r"|enable javascript and cookies to continue|complete the captcha|(?:you have been|request) blocked",
+    r"|enable javascript and cookies to continue|complete the captcha|you(?:.ve| have) been blocked|request blocked",
     re.IGNORECASE,
 )
 
@@ -3928,7 +3928,8 @@ CONSENT_WORDS = re.compile(r"before you continue|we value your privacy|accept (?
 
 # The title or opening of a page that is not there, although the status says 200.
 NOT_FOUND_WORDS = re.compile(
-    r"\b404\b|^(?:# )?not found|(?:page|file|article) (?:was |is |could )?(?:not (?:be )?found|unavailable|gone)"
+    r"^(?:# )?(?:error )?404\b(?!\w|-| [a-z])|\b404 (?:error|not found|page)|^(?:# )?not found|"
+    r"(?:page|file|article) (?:was |is |could )?(?:not (?:be )?found|unavailable|gone)"
     r"|(?:page|file) doesn.t exist|page (?:you requested|you.re looking for)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -3974,17 +3975,19 @@ LANGUAGES = dict(
 )
 
 
-def decode_body(reply: Reply) -> str:
+def decode_body(reply: Reply, *, is_html: bool = False) -> str:
     """The body as text: byte-order mark first, then the header, then <meta>, then UTF-8, then Windows-1252."""
     import webencodings
 
     header = CHARSET.search(reply.headers.get("content-type", "").encode("latin-1", "replace"))
-    meta = CHARSET.search(reply.body[:4096]) if b"<" in reply.body[:512] else None
+    meta = CHARSET.search(reply.body[:4096]) if is_html else None
     labels = [found[1].decode("ascii", "replace") for found in (header, meta) if found]
+    if reply.body.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
+        labels = ["utf-8"]  # the mark wins over any label, and webencodings reads it
     for encoding in filter(None, map(webencodings.lookup, labels)):
         return str(webencodings.decode(reply.body, encoding)[0])
     with contextlib.suppress(UnicodeDecodeError):
-        return reply.body.decode("utf-8-sig")
+        return reply.body.decode("utf-8")
     if reply.truncated:
         return reply.body.decode("utf-8", "ignore")
     return reply.body.decode("windows-1252", "replace")
@@ -4005,7 +4008,8 @@ def wall_reason(document: Document, html: str, url: str) -> str:
         return BLOCKED
     if CONSENT_HOST.match(urlsplit(url).netloc) or (thin and CONSENT_WORDS.search(said)):
         return CONSENT_WALL
-    if document.password_fields or LOGIN_WORDS.search(said) or LOGIN_PATH.search(urlsplit(url).path):
+    asks = bool(document.password_fields) + bool(LOGIN_WORDS.search(said)) + bool(LOGIN_PATH.search(urlsplit(url).path))
+    if asks > 1 or (thin and asks):
         return NEEDS_LOGIN
     if thin and document.script_count and JAVASCRIPT_WORDS.search(html):
         return NEEDS_JAVASCRIPT
@@ -4020,7 +4024,7 @@ def page_from_html(html: str, url: str) -> str:
     reason = wall_reason(document, html, url)
     if reason:
         raise PageFailed(reason, final=reason == NOT_FOUND)
-    if not document.markdown.strip():
+    if not document.text_length or not document.markdown.strip():
         raise PageFailed(NEEDS_JAVASCRIPT if document.script_count else NO_TEXT)
     markdown = with_header(document)
     if document.text_length < THIN_TEXT and document.script_count:
@@ -4029,13 +4033,14 @@ def page_from_html(html: str, url: str) -> str:
 
 
 def with_header(document: Document) -> str:
-    """The Markdown of a document below its title, author and date, as far as it states them."""
-    body = document.markdown.strip()
+    """The Markdown of a document with author and date, as far as it states them, below its title."""
+    title, body = f"# {document.title}" if document.title else "", document.markdown.strip()
+    if body.startswith("# "):
+        title, _, body = body.partition("\n")
     by = f"By {document.author}" if document.author else ""
-    lines = [f"# {document.title}" if document.title and not body.startswith("# ") else ""]
-    lines += [" · ".join(part for part in (by, document.date) if part)]
-    lines += [PAYWALL_NOTICE if document.paywalled and document.text_length < 2 * SHORT_TEXT else ""]
-    return "\n\n".join([*filter(None, lines), body])
+    facts = " · ".join(part for part in (by, document.date) if part)
+    notice = PAYWALL_NOTICE if document.paywalled and document.text_length < 2 * SHORT_TEXT else ""
+    return "\n\n".join(part for part in (title, facts, notice, body.strip("\n")) if part)
 
 
 # -- content types -----------------------------------------------------------
@@ -4048,7 +4053,7 @@ def reply_to_markdown(reply: Reply, *, deadline: Deadline) -> str:
         return pdf_to_markdown(reply.body, deadline=deadline)
     if kind == "other":
         raise PageFailed(_unsupported(reply), final=True)
-    text = decode_body(reply).replace("\r\n", "\n")
+    text = decode_body(reply, is_html=kind == "html").replace("\r\n", "\n")
     if kind == "html":
         return page_from_html(text, reply.url)
     if not text.strip():
@@ -5848,13 +5853,17 @@ class PageCache:
         ttl = min(self._ttl, FAILURE_TTL) if page.failure else self._ttl
         self._forget(url)
         self._pages[url] = (self._now() + ttl, page)
-        self._size += len(page.markdown)
+        self._size += _weight(page)
         while self._size > self._max_bytes:
             self._forget(next(iter(self._pages)))
 
     def _forget(self, url: str) -> None:
         _, page = self._pages.pop(url, (0.0, None))
-        self._size -= len(page.markdown) if page else 0
+        self._size -= _weight(page) if page else 0
+
+
+def _weight(page: Page) -> int:
+    return len(page.markdown.encode("utf-8", "replace"))
 
 
 class Reader:

@@ -527,6 +527,7 @@ def test_a_javascript_shell_is_not_the_page(body: str) -> None:
 
     assert str(error) == NEEDS_JAVASCRIPT
     assert not error.final
+    assert not error.partial, "there is nothing worth showing"
 
 
 def test_thin_text_beside_scripts_is_kept_in_case_nothing_better_turns_up() -> None:
