@@ -14,6 +14,9 @@ from kindly_search import (
     AllProvidersFailed,
     AuthError,
     BadRequest,
+    Breakers,
+    Browser,
+    BrowserSettings,
     ConfigError,
     Http,
     HttpStep,
@@ -25,6 +28,7 @@ from kindly_search import (
     Router,
     SearchError,
     Settings,
+    Telemetry,
     failure_note,
 )
 
@@ -189,9 +193,8 @@ def test_criterion_5_page_content_is_a_string_whatever_happens_to_the_page(world
     }
     world.pages.update(awkward)
     paths = [*awkward, "/1"]
-    world.serper_answer = hits(*paths, base=world.web.url) + [
-        {"title": "private", "link": "http://10.0.0.1/", "snippet": ""}
-    ]
+    private = {"title": "private", "link": "http://10.0.0.1/", "snippet": ""}
+    world.serper_answer = [*hits(*paths, base=world.web.url), private]
 
     report = world.kindly().web_search("topics", 10)
 
@@ -362,13 +365,30 @@ def test_a_cancelled_call_ends_promptly(world: World, stage: str) -> None:
     assert time.monotonic() - started < 1
 
 
-def test_two_hits_on_the_same_page_are_fetched_once(world: World) -> None:
-    world.serper_answer = hits("/1", "/1", base=world.web.url)
+def test_two_hits_on_the_same_page_are_one_result(world: World) -> None:
+    world.serper_answer = hits("/1", "/2", "/1/", "/1?utm_source=x", "/1#part", base=world.web.url)
 
-    results = world.kindly().web_search("topics").results
+    results = world.kindly().web_search("topics", 5).results
 
-    assert results[0].page_content == results[1].page_content
-    assert world.web.paths == ["/1"]
+    assert [result.link for result in results] == [world.web.url + "/1", world.web.url + "/2"]
+    assert sorted(world.web.paths) == ["/1", "/2"]
+
+
+def test_a_copy_of_an_earlier_page_is_a_line_that_names_it(world: World) -> None:
+    world.pages["/2"] = article("topic 1", paragraphs=12).replace("<main>", "<main><p>Mirror.</p>")
+
+    results = world.kindly().web_search("topics", 3).results
+
+    assert results[1].page_content == f"_The same text as {world.web.url}/1, which is among these results._"
+    assert "Paragraph 3: topic 3" in results[2].page_content
+
+
+def test_failures_are_not_called_copies_of_each_other(world: World) -> None:
+    world.pages["/1"] = world.pages["/2"] = (404, {}, "")
+
+    results = world.kindly().web_search("topics", 2).results
+
+    assert results[1].page_content == failure_note("HTTP 404", world.web.url + "/2")
 
 
 def test_the_whole_answer_stays_within_the_configured_limit(world: World) -> None:
@@ -402,7 +422,7 @@ def test_the_call_that_a_shortened_result_names_shows_what_was_left_out(world: W
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("3", 3), (3.0, 3), (None, 3), ("", 3), (99, 10), (-1, 1), (0, 1), ("2.0", 2), (float("inf"), 10), (10**400, 10)],
+    [("3", 3), (3.0, 3), (None, 3), ("", 3), (99, 10), (-1, 1), (0, 1), ("2.0", 2), (float("inf"), 10), (1e30, 10)],
 )
 def test_a_number_of_results_is_taken_as_it_was_meant(world: World, given: Any, meant: int) -> None:
     assert len(world.kindly().web_search("topics", given).results) == meant
@@ -500,7 +520,7 @@ def test_a_secret_that_a_page_echoes_does_not_come_out(world: World, kind: str) 
     assert GITHUB_TOKEN not in shown
 
 
-@pytest.mark.parametrize("secret", ["abc_def_ghi_jkl", "star*star*1234", "a`b`c`d1234", "x<y>&z-1234"])
+@pytest.mark.parametrize("secret", ["abc_def_ghi_jkl", "star*star*1234", "pass[word]1234"])
 def test_a_secret_is_found_even_where_markdown_escapes_it(world: World, secret: str) -> None:
     import html
     import re
@@ -526,6 +546,15 @@ def test_a_note_about_an_address_with_a_secret_in_it_does_not_show_it(world: Wor
     shown = everything_of(world.kindly().get_content(f"{world.web.url}/nowhere?key={SERPER_KEY}"))
 
     assert SERPER_KEY not in shown
+
+
+def test_the_line_that_continues_a_page_does_not_show_a_secret_in_its_address(world: World) -> None:
+    world.pages["/1"] = article("topic", paragraphs=2000)
+
+    report = world.kindly(KINDLY_MAX_RESPONSE_CHARS="5000").get_content(f"{world.web.url}/1?key={SERPER_KEY}")
+
+    assert "start_index=" in report.page_content
+    assert SERPER_KEY not in report.page_content
 
 
 def test_nothing_in_the_log_holds_a_secret_or_the_query(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -618,14 +647,22 @@ def test_offline_nothing_is_searched_and_nothing_is_read(world: World) -> None:
 
 def test_offline_a_page_that_was_read_before_is_still_served(world: World) -> None:
     cache = PageCache(300)
-    settings = Settings(allow_private_hosts=world.web.host)
-    offline = dataclasses.replace(settings, offline=True)
 
     def made(settings: Settings) -> Kindly:
         http = Http(settings)
-        return Kindly(settings, Router([], http), Reader(http, [HttpStep(http)], cache=cache), closers=[http.close])
+        return Kindly(
+            settings,
+            Router([], http),
+            Reader(http, [HttpStep(http)], cache=cache),
+            breakers=Breakers(settings),
+            telemetry=Telemetry(),
+            browser=Browser(BrowserSettings(enabled=False), environ={}),
+            http=http,
+            environ={},
+        )
 
-    with made(settings) as before, made(offline) as after:
+    online = Settings(allow_private_hosts=world.web.host)
+    with made(online) as before, made(dataclasses.replace(online, offline=True)) as after:
         page = before.get_content(world.web.url + "/1").page_content
         report = after.get_content(world.web.url + "/1")
 
