@@ -554,7 +554,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         plain = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
-        spellings = {form(secret) for secret in plain for form in (str, quote, quote_plus, _as_json)}
+        spellings = {form(secret) for secret in plain for form in (str, quote, quote_plus, _as_json, _as_markdown)}
         longest_first = sorted(spellings, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -573,6 +573,10 @@ class Redactor:
 
 def _as_json(text: str) -> str:
     return json.dumps(text)[1:-1]
+
+
+def _as_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", text)
 
 
 # ----------------------------------------------------------------------------
@@ -7438,11 +7442,12 @@ class Kindly:
         """One page as Markdown, or a note that says why it could not be read; long pages come in parts."""
         url = url.strip() if isinstance(url, str) else ""
         parse_target(url)
+        start = checked_index(start_index)
         deadline = Deadline(self.settings.total_timeout)
         [page] = self._read_all([url], deadline, _no_progress, check_cancelled)
-        start = checked_index(start_index)
-        content = continued(self.redact(page.markdown), url, start=start, limit=self.settings.max_response_chars)
-        return PageReport(url, content, page.failure, {"page": self._page_meta(page)})
+        shown = self.redact(url)
+        content = continued(self.redact(page.markdown), shown, start=start, limit=self.settings.max_response_chars)
+        return PageReport(shown, content, page.failure, {"page": self._page_meta(page)})
 
     def answer(
         self,
@@ -8039,8 +8044,10 @@ PlainReply = tuple[int, str, Mapping[str, str]]
 class Gate:
     """ASGI in front of the MCP endpoint: tokens, limits on calls in flight, and the routes for operators."""
 
-    def __init__(self, app: Any, kindly: Kindly, metrics: Metrics) -> None:
+    def __init__(self, app: Any, kindly: Kindly, metrics: Metrics, host: str = "127.0.0.1") -> None:
         self._app = app
+        # A name that leads here is as good as an address: pages of other sites could use it from a browser.
+        self._hosts = set(kindly.settings.http_hosts) or (LOOPBACK_NAMES if is_loopback(host) else set())
         self._kindly = kindly
         self._metrics = metrics
         self._tokens = named_tokens(kindly.settings.http_token)
@@ -8056,7 +8063,7 @@ class Gate:
     async def _http(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         user = user_of(headers, self._tokens)
-        reply = self._own_reply(scope["path"], headers, user) or self._too_busy(user or "")
+        reply = self._own_reply(scope, headers, user) or self._too_busy(user or "")
         if reply:
             await _plain_reply(send, *reply)
             return
@@ -8066,10 +8073,13 @@ class Gate:
         finally:
             self._in_flight[user or ""] -= 1
 
-    def _own_reply(self, path: str, headers: Mapping[str, str], user: str | None) -> "PlainReply | None":
+    def _own_reply(self, scope: dict[str, Any], headers: Mapping[str, str], user: str | None) -> "PlainReply | None":
         """What is answered here: the routes for operators, and what is refused."""
+        path = scope["path"]
         if path == "/healthz":
             return 200, "ok", {}
+        if self._hosts and _host_name(headers.get("host", "")) not in self._hosts:
+            return 421, "This host is not allowed.", {}
         if user is None:
             return 401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"}
         if not self._origin_is_ours(headers):
@@ -8079,6 +8089,9 @@ class Gate:
             return (503, problem, {}) if problem else (200, "ready", {})
         if path == "/metrics":
             return 200, self._metrics.page().decode(), {}
+        if path == "/mcp" and scope["method"] != "POST":
+            # A stream to listen on would never carry anything, and would hold its place for ever.
+            return 405, "This server is stateless: use POST.", {"Allow": "POST"}
         return None
 
     def _too_busy(self, user: str) -> "PlainReply | None":
@@ -8094,11 +8107,7 @@ class Gate:
         """False for a browser page of another site; programs send no Origin."""
         if "origin" not in headers:
             return True
-        allowed = {
-            *self._kindly.settings.http_hosts,
-            headers.get("host", "").rpartition(":")[0] or headers.get("host", ""),
-        }
-        return host_of(headers["origin"]) in {name.strip("[]").lower() for name in allowed}
+        return host_of(headers["origin"]) in (self._hosts or {_host_name(headers.get("host", ""))})
 
     def _not_ready(self) -> str:
         if not self._kindly.router.providers:
@@ -8109,6 +8118,12 @@ class Gate:
 
 
 RETRY_SOON = {"Retry-After": "1"}
+LOOPBACK_NAMES = {"127.0.0.1", "localhost", "::1"}
+
+
+def _host_name(header: str) -> str:
+    """The name in a Host header, without its port."""
+    return host_of(f"http://{header}")
 
 
 def user_of(headers: Mapping[str, str], tokens: Mapping[str, str]) -> str | None:
@@ -8151,7 +8166,7 @@ def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
         json_response=False,
         transport_security=None if is_loopback(host) and not names else security,
     )
-    return Gate(app, kindly, metrics)
+    return Gate(app, kindly, metrics, host)
 
 
 def is_loopback(host: str) -> bool:
@@ -8185,11 +8200,23 @@ def serve_http(kindly: Kindly, host: str, port: int) -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = kindly.settings.max_in_flight
         await uvicorn.Server(config).serve(sockets=[listener])
 
+    _let_calls_finish()
     print(f"Listening on http://{host}:{listener.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
     try:
         anyio.run(run)
     finally:
         kindly.close()
+
+
+def _let_calls_finish() -> None:
+    """Makes SIGTERM wait for running calls, and the process end by itself afterwards."""
+    from sse_starlette.sse import AppStatus
+
+    # Left alone, sse-starlette ends every stream the moment the signal comes.
+    keep_streams: Callable[[], None] = getattr(AppStatus, "disable_automatic_graceful_drain", lambda: None)
+    keep_streams()
+    # uvicorn raises the signal once more when it is done; the default handler would skip our own cleaning up.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 
 
 def serve_stdio(kindly: Kindly) -> None:

@@ -1,0 +1,860 @@
+"""Section 13 over HTTP: a real server process on loopback, the real mcp client, and requests that break the rules."""
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+from conftest import Site
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+import kindly_search as ks
+
+ALICE, BOB, CAROL = "token-of-alice-0123456789", "token-of-bob-0123456789", "token-of-carol-0123456789"
+THREE_TOKENS = f"alice:{ALICE}, bob:{BOB}, carol:{CAROL}"
+MCP_HEADERS = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+PARAGRAPH = "<p>Every paragraph of this page says something new about number {}, and says it in one sentence.</p>"
+
+linux_only = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts threads and sockets in /proc")
+
+
+# --- the world outside: providers and pages on loopback ---------------------------------------------------------------
+
+
+class World:
+    """Stand-ins for the providers and the web. Pages below /held wait until the test lets them go."""
+
+    def __init__(self):
+        self.let_go = threading.Event()
+        self.asked = threading.Semaphore(0)  # one for each held page that was asked for
+        self.site = Site(self.answer)
+        self.url = self.site.url
+
+    def answer(self, request):
+        path = request.path.partition("?")[0]
+        if path in SEARCHES:
+            return as_json(SEARCHES[path](self.links(request)))
+        if path == "/v1/responses":
+            return as_json(OPENAI_ANSWER)
+        if path.startswith("/held"):
+            self.asked.release()
+            self.let_go.wait(20)
+        return page(path)
+
+    def links(self, request):
+        """Pages that belong to this query alone, so that no cache helps."""
+        body = request.json()
+        query = body.get("q") or body.get("query")
+        return [f"{self.url}/{'-'.join(query.split())}/{number}" for number in range(3)]
+
+    def environ(self, **more):
+        return {
+            "SERPER_API_KEY": "key-of-serper-0123456789",
+            "SERPER_SEARCH_ENDPOINT": f"{self.url}/serper",
+            "KINDLY_ALLOW_PRIVATE_HOSTS": "127.0.0.1",
+            "KINDLY_BROWSER_ENABLED": "false",
+            "KINDLY_CONTENT_CHAIN": "http",
+            **more,
+        }
+
+
+#: How each provider says which pages it has found.
+SEARCHES = {
+    "/serper": lambda links: {"organic": [{"title": f"T {link}", "link": link, "snippet": "S"} for link in links]},
+    "/exa": lambda links: {"results": [{"title": f"T {link}", "url": link, "highlights": ["S"]} for link in links]},
+    "/tavily": lambda links: {"results": [{"title": f"T {link}", "url": link, "content": "S"} for link in links]},
+}
+
+OPENAI_ANSWER = {
+    "object": "response",
+    "status": "completed",
+    "error": None,
+    "output": [
+        {"type": "web_search_call", "id": "1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "It is 42.", "annotations": []}],
+        },
+    ],
+    "usage": {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2},
+}
+
+
+def as_json(data):
+    return 200, {"Content-Type": "application/json"}, json.dumps(data)
+
+
+def page(path):
+    text = "".join(PARAGRAPH.format(f"{path} {number}") for number in range(8))
+    return f"<title>Page {path}</title><article><h1>Page {path}</h1>{text}</article>"
+
+
+@pytest.fixture(scope="module")
+def world():
+    made = World()
+    yield made
+    made.let_go.set()
+    made.site.close()
+
+
+@pytest.fixture
+def held(world):
+    """A page that does not answer before `world.let_go` is set; set at the end in any case."""
+    world.let_go.clear()
+    yield f"{world.url}/held/{time.monotonic_ns()}"
+    world.let_go.set()
+    while world.asked.acquire(blocking=False):
+        pass
+
+
+# --- the server process -----------------------------------------------------------------------------------------------
+
+
+class Reply:
+    """An answer to a raw request."""
+
+    def __init__(self, response):
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self.text = response.read().decode()
+
+    def result(self):
+        """The JSON-RPC message inside, from JSON or from the last event of the stream."""
+        if self.headers["content-type"].startswith("application/json"):
+            return json.loads(self.text)
+        return json.loads([line[6:] for line in self.text.splitlines() if line.startswith("data: ")][-1])
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "kindly_search", "start-mcp-server", "--http", *arguments]
+
+
+def surroundings(environ):
+    """What the process sees and where it starts: nothing of this machine's configuration."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT") if name in os.environ}
+    return {"env": {**kept, **environ}, "cwd": Path(ks.__file__).parent}
+
+
+class Server:
+    """A server process on a port of its own."""
+
+    def __init__(self, environ, *arguments):
+        self.process = subprocess.Popen(
+            command("--port", "0", *arguments), stderr=subprocess.PIPE, text=True, **surroundings(environ)
+        )
+        assert self.process.stderr
+        first = self.process.stderr.readline()
+        assert (found := re.fullmatch(r"Listening on (http://\S+:(\d+)/mcp)\n", first)), first
+        self.url, self.port = found[1], int(found[2])
+        self.log = []
+        self._reading = threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True)
+        self._reading.start()
+
+    def request(self, method, path, body=None, *, token="", **headers):
+        """One raw request on a connection of its own."""
+        given = {**({"Authorization": f"Bearer {token}"} if token else {}), **headers}
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request(method, path, body, given)
+            return Reply(connection.getresponse())
+
+    def rpc(self, method, params=None, *, token="", **headers):
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
+        return self.request("POST", "/mcp", json.dumps(message), token=token, **{**MCP_HEADERS, **headers})
+
+    def call(self, tool, arguments, *, token="", **headers):
+        return self.rpc("tools/call", {"name": tool, "arguments": arguments}, token=token, **headers)
+
+    def raw(self, data, *, seconds=10):
+        """What comes back for bytes that need not be HTTP."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as connection:
+            with contextlib.suppress(OSError):  # it may have heard enough before we are done
+                connection.sendall(data)
+            received = b""
+            with contextlib.suppress(OSError):
+                while chunk := connection.recv(65_536):
+                    received += chunk
+            return received
+
+    def metric(self, line, *, token=""):
+        """The value of one line of /metrics; 0 where it is not there."""
+        for found in self.request("GET", "/metrics", token=token).text.splitlines():
+            if found.startswith(f"{line} "):
+                return float(found.rpartition(" ")[2])
+        return 0.0
+
+    def threads(self):
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+    def sockets(self):
+        found = 0
+        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found += os.readlink(entry).startswith("socket:")
+        return found
+
+    def stop(self):
+        """Asks it to end; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self, seconds=30):
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._reading.join(5)
+            self.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def open_server(world):
+    """A server without a token: what everybody runs at home."""
+    server = Server(world.environ(KINDLY_LOG_LEVEL="INFO"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def team_server(world):
+    """A server with three named tokens, JSON logs and an OpenAI that answers."""
+    environ = world.environ(
+        KINDLY_HTTP_TOKEN=THREE_TOKENS,
+        KINDLY_LOG_LEVEL="DEBUG",
+        OPENAI_API_KEY="key-of-openai-0123456789",
+        OPENAI_BASE_URL=f"{world.url}/v1",
+        KINDLY_RATE_LIMIT="1/10m",
+    )
+    server = Server(environ, "--log-format", "json")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def start(world):
+    """Starts a server with some variables of its own."""
+    started = []
+
+    def run(*arguments, **environ):
+        started.append(Server(world.environ(**environ), *arguments))
+        return started[-1]
+
+    yield run
+    world.let_go.set()
+    for server in started:
+        if server.process.poll() is None:
+            server.stop()
+
+
+def refused_start(environ, *arguments):
+    """The exit code and stderr of a server that should not start at all."""
+    run = functools.partial(subprocess.run, stderr=subprocess.PIPE, text=True, timeout=20)
+    try:
+        ended = run(command(*arguments), **surroundings(environ))
+    except subprocess.TimeoutExpired:
+        pytest.fail("it started all the same")
+    return ended.returncode, ended.stderr
+
+
+async def with_client(server, action, *, token="", mode="auto"):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    # mcp's own defaults for the timeouts; httpx2's five seconds are too short for a search.
+    async with httpx2.AsyncClient(headers=headers, timeout=30) as carrier:
+        async with Client(streamable_http_client(server.url, http_client=carrier), mode=mode) as client:
+            return await action(client)
+
+
+def ask(server, tool, arguments, **how):
+    """The result of one tool call by the real mcp client."""
+    return anyio.run(lambda: with_client(server, lambda client: client.call_tool(tool, arguments), **how))
+
+
+# --- the real client --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_the_real_client_searches_and_reads_over_http(open_server, mode):
+    answer = ask(open_server, "web_search", {"query": f"client in {mode} mode"}, mode=mode)
+    assert not answer.is_error
+    results = answer.structured_content["results"]
+    assert [sorted(result) for result in results] == [["link", "page_content", "snippet", "title"]] * 3
+    assert all("says something new" in result["page_content"] for result in results)
+    assert answer.meta["kindly"]["provider"] == "serper"
+
+
+def test_the_real_client_sees_the_tools_and_their_schemas(open_server):
+    tools = anyio.run(lambda: with_client(open_server, lambda client: client.list_tools())).tools
+    assert [tool.name for tool in tools] == ["web_search", "get_content"]
+    assert all(tool.output_schema and tool.annotations.read_only_hint for tool in tools)
+
+
+def test_progress_reaches_the_real_client(open_server):
+    seen = []
+
+    async def progress(done, total, message):
+        seen.append((done, total, message))
+
+    async def action(client):
+        return await client.call_tool("web_search", {"query": "with progress"}, progress_callback=progress)
+
+    anyio.run(lambda: with_client(open_server, action))
+    assert seen[0] == (0, 3, "serper found 3")
+    assert seen[-1][:2] == (3, 3)
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_the_real_client_is_refused_without_a_token_that_is_right(team_server, token):
+    with pytest.raises(BaseException) as caught:  # noqa: B017, PT011  # an exception group, in some versions
+        ask(team_server, "get_content", {"url": "http://127.0.0.1/"}, token=token)
+    assert not isinstance(caught.value, KeyboardInterrupt)
+
+
+def test_the_real_client_is_served_with_its_token(team_server, world):
+    answer = ask(team_server, "get_content", {"url": f"{world.url}/for-alice"}, token=ALICE)
+    assert "says something new" in answer.structured_content["page_content"]
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/metrics", "/readyz", "/", "/nope", "/healthz/", "//healthz", "/HEALTHZ"])
+def test_every_route_but_healthz_needs_the_token(team_server, path):
+    for method in ("GET", "POST", "DELETE", "OPTIONS"):
+        reply = team_server.request(method, path)
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+        assert reply.text == "A valid bearer token is needed."
+
+
+@pytest.mark.parametrize("path", ["/healthz/../metrics", "/%6detrics", "/healthz%2f../metrics", "/metrics?/healthz"])
+def test_no_spelling_of_a_path_gets_past_the_token(team_server, path):
+    assert team_server.request("GET", path).status == 401
+
+
+def test_healthz_is_open(team_server):
+    reply = team_server.request("GET", "/healthz")
+    assert (reply.status, reply.text) == (200, "ok")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer wrong",
+        f"Bearer {ALICE}x".encode(),
+        f"Bearer {ALICE[:-1]}".encode(),
+        f"Bearer alice:{ALICE}".encode(),
+        f"Bearer {THREE_TOKENS}".encode(),
+        f"Basic {ALICE}".encode(),
+        ALICE.encode(),
+        b"Bearer \xff\xfe\x80",
+        b"Bearer " + b"x" * 20_000,
+    ],
+    ids=lambda sent: repr(sent[:30]),
+)
+def test_anything_but_a_right_token_is_refused(team_server, sent):
+    reply = team_server.raw(
+        b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: " + sent + b"\r\n\r\n"
+    )
+    assert reply.startswith(b"HTTP/1.1 401 "), reply[:200]
+
+
+@pytest.mark.parametrize("token", [ALICE, BOB, CAROL])
+def test_each_of_several_tokens_opens_the_door(team_server, token):
+    assert team_server.request("GET", "/readyz", token=token).text == "ready"
+    assert team_server.request("GET", "/readyz", Authorization=f"bearer {token}").status == 200
+
+
+def test_every_token_is_compared_in_constant_time(monkeypatch):
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or real(a, b))
+    tokens = {"alice": ALICE, "bob": BOB, "carol": CAROL}
+    assert ks.user_of({"authorization": f"Bearer {ALICE}"}, tokens) == "alice"
+    assert [known for known, _ in compared] == [ALICE.encode(), BOB.encode(), CAROL.encode()]
+
+
+@pytest.mark.parametrize("token", [",", " , ,", "alice:", ":", "alice:,bob:"])
+def test_a_token_that_is_empty_is_a_mistake_and_opens_nothing(token):
+    code, said = refused_start({"KINDLY_HTTP_TOKEN": token}, "--host", "0.0.0.0", "--port", "0")
+    assert code == 2
+    assert "KINDLY_HTTP_TOKEN" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("tokens", ["first,second", "alice:first,alice:second"])
+def test_two_tokens_of_one_name_are_a_mistake_or_both_work(tokens):
+    with contextlib.suppress(ValueError):
+        assert set(ks.named_tokens(tokens).values()) == {"first", "second"}
+
+
+def test_two_authorization_headers_are_not_taken_apart_in_two_ways(team_server):
+    """One reading for the gate and another for the rate limit would let a user slip out of the limit."""
+    for first, second in ((ALICE, "wrong"), ("wrong", ALICE), (ALICE, BOB)):
+        head = f"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer {first}\r\n"
+        reply = team_server.raw(f"{head}Authorization: Bearer {second}\r\n\r\n".encode())
+        assert reply.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 401 ")), reply[:100]
+
+
+# --- where it listens -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "192.0.2.1", "example.invalid"])
+def test_an_address_others_can_reach_is_refused_without_a_token(host):
+    code, said = refused_start({}, "--host", host, "--port", "0")
+    assert code == 2
+    assert said == f"kindly: Set KINDLY_HTTP_TOKEN before binding {host}: anyone who reaches it could use your keys.\n"
+
+
+def test_a_port_that_is_taken_is_a_sentence(open_server):
+    code, said = refused_start({}, "--port", str(open_server.port))
+    assert (code, said) == (2, f"kindly: Cannot listen on 127.0.0.1:{open_server.port}: Address already in use.\n")
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_does_not_exist_is_a_sentence(port):
+    code, said = refused_start({}, "--port", port)
+    assert code == 2
+    assert "Traceback" not in said
+    assert port in said
+
+
+def test_with_a_token_it_listens_everywhere_under_any_name(start):
+    server = start("--host", "0.0.0.0", KINDLY_HTTP_TOKEN=ALICE)
+    for host in ("127.0.0.1", "search.example", "search.example:8000"):
+        assert server.rpc("tools/list", token=ALICE, Host=host).status == 200
+    assert server.rpc("tools/list", Host="search.example").status == 401
+
+
+def test_named_hosts_are_the_only_ones(start):
+    server = start("--host", "0.0.0.0", KINDLY_HTTP_TOKEN=ALICE, KINDLY_HTTP_HOSTS="search.example")
+    assert server.rpc("tools/list", token=ALICE, Host="search.example:9").status == 200
+    assert server.rpc("tools/list", token=ALICE, Host="search.example").status == 200
+    assert server.rpc("tools/list", token=ALICE, Host="evil.example").status == 421
+    assert server.rpc("tools/list", token=ALICE, Host="search.example", Origin="https://search.example").status == 200
+    assert server.rpc("tools/list", token=ALICE, Host="search.example", Origin="https://evil.example").status == 403
+
+
+# --- browsers of strangers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/readyz", "/metrics"])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "localhost.evil.example"])
+def test_a_foreign_host_is_refused_on_every_route(open_server, path, host):
+    """A page whose name was rebound to 127.0.0.1 asks with its own name as the Host."""
+    method = "POST" if path == "/mcp" else "GET"
+    assert open_server.request(method, path, "{}", **MCP_HEADERS, Host=host).status == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:1", "[::1]:80"])
+def test_the_names_of_this_machine_are_good_hosts(open_server, host):
+    assert open_server.rpc("tools/list", Host=host).status == 200
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/readyz", "/metrics"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null", "file://", "http://", "x", "chrome://x"]
+)
+def test_a_foreign_origin_is_refused_on_every_route(open_server, path, origin):
+    method = "POST" if path == "/mcp" else "GET"
+    assert open_server.request(method, path, "{}", **MCP_HEADERS, Origin=origin).status == 403
+
+
+def test_a_page_of_this_machine_may_ask(open_server):
+    assert open_server.rpc("tools/list", Origin=f"http://127.0.0.1:{open_server.port}").status == 200
+
+
+# --- requests that break the rules ------------------------------------------------------------------------------------
+
+
+def still_serves(server, **how):
+    return len(server.rpc("tools/list", **how).result()["result"]["tools"]) >= 2
+
+
+@pytest.mark.parametrize("path", ["/", "/nope", "/mcp/nope", "/metrics/", "/../etc/passwd", "/mcp%00"])
+def test_unknown_paths_are_not_found(open_server, path):
+    assert open_server.request("GET", path, Accept="text/event-stream").status in (404, 307)
+    assert still_serves(open_server)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"garbage",
+        b"[]",
+        b"{}",
+        b"null",
+        b"\xff\xfe\x00",
+        b'{"jsonrpc": "2.0"',
+        b'{"jsonrpc": "1.0", "id": 1, "method": "tools/list"}',
+        b'{"jsonrpc": "2.0", "id": {}, "method": "tools/list"}',
+        b'{"jsonrpc": "2.0", "id": 1, "method": 5}',
+        b"[" * 100_000,
+        b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": "x"}',
+    ],
+    ids=lambda body: repr(body[:50]),
+)
+def test_a_garbage_body_is_refused_and_harms_nothing(open_server, body):
+    reply = open_server.request("POST", "/mcp", body, **MCP_HEADERS)
+    assert reply.status == 400 or "error" in reply.result()
+    assert "Traceback" not in reply.text
+    assert still_serves(open_server)
+
+
+def test_an_unknown_method_or_tool_is_an_error_of_the_protocol(open_server):
+    assert "error" in open_server.rpc("no/such/method").result()
+    answer = open_server.call("no_such_tool", {}).result()
+    assert "error" in answer or answer["result"]["isError"]
+
+
+def test_a_huge_body_is_refused_before_it_is_read(open_server):
+    head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAccept: */*\r\n"
+    announced = open_server.raw(head + b"Content-Length: 99999999999\r\n\r\n{", seconds=3)
+    assert announced.startswith(b"HTTP/1.1 413 ")
+    chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+    chunked = open_server.raw(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 6)
+    assert not chunked or chunked.startswith(b"HTTP/1.1 413 ")
+    assert still_serves(open_server)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500,  # the beginning of TLS
+        b"GET\r\n\r\n",
+        b"\r\n" * 1000,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",  # no Host
+        b"GET /mcp HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\nhello",
+        b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+        b"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 200_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 200_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    ],
+    ids=lambda data: repr(data[:30]),
+)
+def test_what_is_not_http_is_refused_and_harms_nothing(open_server, data):
+    reply = open_server.raw(data, seconds=2)
+    assert not reply.startswith(b"HTTP/1.1 2")
+    assert still_serves(open_server)
+
+
+def test_the_wrong_content_type_is_refused(open_server):
+    reply = open_server.request("POST", "/mcp", "{}", **{**MCP_HEADERS, "Content-Type": "text/plain"})
+    assert reply.status in (400, 415)
+
+
+def test_bad_arguments_are_a_sentence_of_ours(open_server):
+    for arguments, said in (({"query": "  "}, "query"), ({"query": None}, "query"), ({"query": ["x"] * 3}, "")):
+        result = open_server.call("web_search", arguments).result()["result"]
+        assert said in result["content"][0]["text"].lower()
+        assert "pydantic" not in result["content"][0]["text"]
+
+
+def test_the_stateless_endpoint_offers_no_stream_to_listen_on(open_server):
+    """Nothing could ever come on it, and it would hold a place among the calls in flight for ever."""
+    listening = open_server.raw(
+        b"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\nConnection: close\r\n\r\n", seconds=2
+    )
+    assert listening.startswith(b"HTTP/1.1 405 "), listening[:100]
+    assert open_server.request("DELETE", "/mcp").status == 405
+
+
+# --- no session -------------------------------------------------------------------------------------------------------
+
+
+def test_two_calls_need_no_session(open_server, world):
+    for number in range(2):
+        reply = open_server.call("get_content", {"url": f"{world.url}/stateless/{number}"})
+        assert "mcp-session-id" not in reply.headers
+        assert f"/stateless/{number}" in reply.result()["result"]["structuredContent"]["page_content"]
+
+
+def test_a_session_that_another_replica_made_up_is_no_obstacle(open_server, team_server):
+    hello = open_server.rpc("initialize", HELLO)
+    assert hello.result()["result"]["serverInfo"]["name"] == "kindly-web-search"
+    version = hello.result()["result"]["protocolVersion"]
+    headers = {"Mcp-Session-Id": "from-elsewhere", "Mcp-Protocol-Version": version}
+    assert len(team_server.rpc("tools/list", token=BOB, **headers).result()["result"]["tools"]) == 3
+
+
+# --- readiness and metrics --------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_a_provider_is_alive_but_not_ready(start):
+    server = start(SERPER_API_KEY="")
+    assert server.request("GET", "/healthz").status == 200
+    reply = server.request("GET", "/readyz")
+    assert (reply.status, reply.text) == (503, "No search provider is configured.")
+
+
+def test_a_server_whose_providers_all_fail_is_not_ready(start, serve):
+    broken = serve({"/search": (500, {}, "down")})
+    server = start(SERPER_SEARCH_ENDPOINT=f"{broken.url}/search", KINDLY_CIRCUIT_FAILURES="1")
+    assert server.request("GET", "/readyz").text == "ready"
+    assert server.call("web_search", {"query": "anything"}).result()["result"]["isError"]
+    reply = server.request("GET", "/readyz")
+    assert (reply.status, reply.text) == (503, "Every search provider is failing.")
+    assert server.metric('circuit_breaker_state{operation="search",provider="serper"}') == 2
+    assert server.metric('mcp_tool_calls_total{provider="",status="error",tool="web_search"}') == 1
+    assert server.metric('provider_requests_total{operation="search",provider="serper",status="error"}') >= 1
+
+
+def test_a_real_scrape_has_every_metric(team_server, world):
+    def count(line):
+        return team_server.metric(line, token=CAROL)
+
+    lines = [
+        'mcp_tool_calls_total{provider="serper",status="ok",tool="web_search"}',
+        'mcp_tool_duration_seconds_count{provider="serper",tool="web_search"}',
+        'provider_requests_total{operation="search",provider="serper",status="ok"}',
+        'pages_total{method="http",outcome="ok"}',
+        'pages_total{method="http",outcome="failed"}',
+        "page_cache_hits_total",
+    ]
+    before = {line: count(line) for line in lines}
+    for _ in range(2):
+        team_server.call("web_search", {"query": "for the metrics"}, token=CAROL)
+    team_server.call("get_content", {"url": f"{world.url.replace('127.0.0.1', '127.0.0.2')}/forbidden"}, token=CAROL)
+    assert [count(line) - before[line] for line in lines] == [2, 2, 2, 3, 0, 3]
+    assert count('circuit_breaker_state{operation="search",provider="serper"}') == 0
+    text = team_server.request("GET", "/metrics", token=CAROL).text
+    assert "# TYPE mcp_tool_calls_total counter" in text
+    assert "# TYPE mcp_tool_duration_seconds histogram" in text
+    assert "# TYPE circuit_breaker_state gauge" in text
+    assert "browser_launches" in text
+    assert not {"alice", "bob", "carol", ALICE, BOB, CAROL} & set(re.split(r'[\s"={},]', text))
+
+
+def test_a_page_that_failed_is_counted_as_failed(team_server, world):
+    forbidden = f"{world.url.replace('127.0.0.1', '127.0.0.2')}/forbidden"
+    team_server.call("get_content", {"url": forbidden}, token=CAROL)
+    text = team_server.request("GET", "/metrics", token=CAROL).text
+    assert re.search(r'^pages_total\{method="[^"]*",outcome="failed"\} [1-9]', text, re.M), text
+
+
+# --- limits on calls in flight ----------------------------------------------------------------------------------------
+
+
+def test_calls_over_the_limits_are_told_to_come_back(start, world, held):
+    server = start(KINDLY_HTTP_TOKEN=THREE_TOKENS, KINDLY_MAX_IN_FLIGHT="2", KINDLY_MAX_IN_FLIGHT_PER_TOKEN="1")
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(server.call, "get_content", {"url": f"{held}{name}"}, token=name) for name in (ALICE, BOB)]
+        assert all(world.asked.acquire(timeout=10) for _ in running)
+        again, other = server.rpc("tools/list", token=ALICE), server.rpc("tools/list", token=CAROL)
+        # Operators must be able to see a server that is busy.
+        health = [server.request("GET", path, token=CAROL).status for path in ("/healthz", "/readyz", "/metrics")]
+        world.let_go.set()
+        done = [call.result() for call in running]
+    assert (again.status, again.text) == (429, "Too many calls at the same time with this token.")
+    assert (other.status, other.text) == (503, "The server is busy.")
+    assert int(again.headers["retry-after"]) >= 1
+    assert int(other.headers["retry-after"]) >= 1
+    assert health == [200, 200, 200]
+    assert all("says something new" in reply.text for reply in done)
+    assert all(still_serves(server, token=token) for token in (ALICE, BOB, CAROL))
+
+
+def test_strangers_do_not_fill_the_places_of_others(start, world, held):
+    server = start(KINDLY_HTTP_TOKEN=ALICE, KINDLY_MAX_IN_FLIGHT="1")
+    with ThreadPoolExecutor(20) as pool:
+        statuses = list(pool.map(lambda _: server.rpc("tools/list", token="wrong").status, range(40)))
+    assert set(statuses) == {401}
+    assert still_serves(server, token=ALICE)
+
+
+def test_a_client_that_goes_away_gives_its_place_back(start, world, held, wait_until):
+    server = start(KINDLY_MAX_IN_FLIGHT="1")
+    body = json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_content", "arguments": {"url": held}}}
+    )
+    head = "".join(f"{name}: {value}\r\n" for name, value in MCP_HEADERS.items())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as gone:
+        gone.sendall(f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert world.asked.acquire(timeout=10)
+        assert server.rpc("tools/list").status == 503
+    wait_until(lambda: server.rpc("tools/list").status == 200)
+
+
+def test_the_rate_limit_counts_each_token_by_itself(team_server):
+    def answered(token):
+        result = team_server.call("search_web", {"query": "the answer to everything"}, token=token).result()["result"]
+        return result["content"][0]["text"]
+
+    assert "It is 42." in answered(ALICE)
+    assert "RATE_LIMIT" in answered(ALICE)
+    assert "It is 42." in answered(BOB)
+
+
+# --- shutdown ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_call_may_finish_after_sigterm(start, world, held):
+    server = start()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.call, "get_content", {"url": held})
+        assert world.asked.acquire(timeout=10)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        with pytest.raises(OSError):  # nobody new is let in
+            server.rpc("tools/list")
+        world.let_go.set()
+        content = running.result().result()["result"]["structuredContent"]["page_content"]
+    assert "says something new" in content
+    assert server.ended() == 0
+
+
+def test_sigterm_ends_an_idle_server_with_exit_code_0(start):
+    server = start()
+    assert still_serves(server)
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < 10
+    assert "Traceback" not in "".join(server.log)
+
+
+def test_an_idle_connection_does_not_delay_the_end(start):
+    server = start()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as idle:
+        idle.request("GET", "/healthz")
+        assert idle.getresponse().read() == b"ok"
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 10
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_log_lines_parse_and_tell_no_secret(team_server, wait_until):
+    query = "a query that nobody else should read"
+    team_server.call("web_search", {"query": query}, token=BOB)
+    team_server.request("GET", "/metrics", token="wrong-token-0123456789")
+    hashed = f"query=sha256:{hashlib.sha256(query.encode()).hexdigest()[:12]}"
+    wait_until(lambda: any(hashed in line for line in team_server.log))
+    lines = [json.loads(line) for line in list(team_server.log)]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    [completed] = [line for line in lines if hashed in line["message"]]
+    assert re.match(r"search completed engine=serper .*\bms=\d+ ", completed["message"] + " ")
+    assert (completed["level"], completed["logger"]) == ("INFO", "kindly_search")
+    everything = "".join(team_server.log)
+    assert query not in everything
+    assert "nobody-else" not in everything  # nor in the address of a page
+    for secret in (ALICE, BOB, CAROL, "wrong-token-0123456789", "key-of-serper", "key-of-openai"):
+        assert secret not in everything
+    assert not re.search(r"\b(alice|bob|carol)\b", everything)
+
+
+def test_text_log_lines_are_one_line_each(open_server, wait_until):
+    open_server.call("web_search", {"query": "for\nthe log"})
+    wait_until(lambda: any("scrape completed" in line for line in open_server.log))
+    ours = [line for line in open_server.log if " kindly_search " in line]
+    assert ours
+    assert all(re.match(r"(INFO|WARNING) kindly_search (search|scrape) (completed|failed) engine=\w+ ", line) for line in ours)
+
+
+# --- load -------------------------------------------------------------------------------------------------------------
+
+
+class FaultyWorld(World):
+    """Providers and pages of which every twentieth request fails, each time in another way."""
+
+    FAULTS = (
+        lambda request: (500, {}, "down"),
+        lambda request: request.reset(),
+        lambda request: (200, {"Content-Type": "application/json"}, '{"organic": [{"title"'),
+        lambda request: (429, {"Retry-After": "60"}, "{}"),
+        lambda request: request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{"),
+    )
+
+    def __init__(self):
+        self.counts = {}
+        self.injected = []
+        self.lock = threading.Lock()
+        super().__init__()
+
+    def answer(self, request):
+        kind = request.path if request.path in SEARCHES else "page"
+        with self.lock:
+            number = self.counts[kind] = self.counts.get(kind, 0) + 1
+            faulty = number % 20 == 7
+            if faulty:
+                self.injected.append(kind)
+        time.sleep(0.05)
+        if not faulty:
+            return super().answer(request)
+        # A page has no second source here, but a connection that breaks off deserves a second try.
+        return request.reset() if kind == "page" else self.FAULTS[number // 20 % len(self.FAULTS)](request)
+
+    def environ(self, **more):
+        others = {"EXA_API_KEY": "key-of-exa-0123456789", "EXA_SEARCH_ENDPOINT": f"{self.url}/exa"}
+        last = {"TAVILY_API_KEY": "key-of-tavily-0123456789", "TAVILY_SEARCH_ENDPOINT": f"{self.url}/tavily"}
+        return super().environ(**others, **last, **more)
+
+
+async def many_searches(server, count, wave):
+    """The answers to `count` searches at the same time, each by a client of its own."""
+    answers = []
+
+    async def one(carrier, number):
+        transport = streamable_http_client(server.url, http_client=carrier)
+        async with Client(transport, mode="2026-07-28") as client:
+            answers.append(await client.call_tool("web_search", {"query": f"load {wave} {number}"}))
+
+    unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx2.AsyncClient(timeout=60, limits=unlimited) as carrier, anyio.create_task_group() as group:
+        for number in range(count):
+            group.start_soon(one, carrier, number)
+    return answers
+
+
+@linux_only
+def test_two_hundred_searches_at_once_lose_nothing_and_leak_nothing(wait_until):
+    world = FaultyWorld()
+    server = Server(world.environ())
+    try:
+        anyio.run(many_searches, server, 5, "warm")
+        sockets, waves = server.sockets(), []
+        for wave in ("one", "two"):
+            answers = anyio.run(many_searches, server, 200, wave)
+            assert len(answers) == 200
+            assert not [answer.content[0].text for answer in answers if answer.is_error]
+            contents = [r["page_content"] for answer in answers for r in answer.structured_content["results"]]
+            assert len(contents) == 600
+            assert not [content for content in contents if "says something new" not in content]
+            waves.append(server.threads())
+        # What may stay: the SDK's idle workers, at most one per call in flight, and the pools of connections.
+        assert waves[1] <= waves[0] + 10
+        wait_until(lambda: server.sockets() <= sockets + 40)
+        faults = {kind: world.injected.count(kind) for kind in sorted(set(world.injected))}
+        print(f"400 searches, 1200 pages, faults injected: {faults}, errors: 0, threads after each wave: {waves}")
+        assert world.injected.count("/serper") >= 19
+        assert world.injected.count("page") >= 55
+        assert still_serves(server)
+    finally:
+        server.stop()
+        world.let_go.set()
+        world.site.close()
+    assert not world.site.faults
