@@ -416,11 +416,11 @@ def proxy_login(proxy: str) -> list[bytes]:
 
 def connect_to(addresses: Sequence[str], port: int, host: str) -> socket.socket:
     """A connection to the first address that answers."""
-    *others, last = addresses
-    for address in (*others, last):
+    for address in addresses:
+        # Where IPv6 leads nowhere, the next address has to get its chance before the page's time is up.
+        patience = CONNECT_SECONDS if address == addresses[-1] else CONNECT_SECONDS / 3
         with contextlib.suppress(OSError):
-            # Where IPv6 leads nowhere the next address has to get its chance before the page's time is up.
-            sock = socket.create_connection((address, port), timeout=CONNECT_SECONDS if address == last else 3.0)
+            sock = socket.create_connection((address, port), timeout=patience)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(QUIET_SECONDS)
             return sock
@@ -537,12 +537,20 @@ class PipeTransport:
                 self._parts = [other]
         return self._messages.popleft()
 
+    def hang_up(self) -> None:
+        """Closes our writing end: Chromium ends itself when it notices."""
+        with self._lock:
+            fd, self._write_fd = self._write_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def close(self) -> None:
-        """Gives both ends back; Chromium ends itself when it notices."""
-        with self._lock, contextlib.suppress(OSError):
-            fds, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
-            for fd in fds:
-                os.close(fd)
+        """Gives both ends back."""
+        self.hang_up()
+        with self._lock:
+            fd, self._read_fd = self._read_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def web_socket(url: str, deadline: Deadline) -> Transport:
@@ -600,7 +608,7 @@ class BrowserTab:
             self.method_results[number] = sink
         try:
             self._ws.send(json.dumps(message))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the websocket raises what it likes
             raise BrowserGone(f"The browser has ended: {type(error).__name__}.") from None
         return number
 
@@ -621,7 +629,7 @@ class BrowserTab:
         try:
             while text := self._ws.recv():
                 self._route(json.loads(text))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the websocket raises what it likes
             logger.debug("the browser hung up: %s", type(error).__name__)
         with self._guarded:
             self.gone.set()
@@ -680,7 +688,7 @@ class PageTab:
 @functools.cache
 def _tab_class(mixin: type) -> Any:
     """pychrome.Tab with one of the two mixins; made late, so that finding a browser needs no pychrome."""
-    import pychrome  # type: ignore[import-untyped]
+    import pychrome
 
     return type(mixin.__name__, (mixin, pychrome.Tab), {})
 
@@ -708,6 +716,9 @@ PROFILE_PREFIX = "kindly-chrome-"
 #: How long a browser may take until its first word; Snap unpacks itself first.
 START_SECONDS = 12.0
 SNAP_START_SECONDS = 30.0
+
+#: How long a browser may take to end by itself.
+LEAVE_SECONDS = 0.8
 
 #: The most that one pause between two launches lasts.
 LONGEST_BACKOFF = 8.0
@@ -1056,8 +1067,13 @@ class Process:
         return f" Chromium said: {tail[-800:]}" if tail else ""
 
     def end(self) -> None:
-        """Kills the browser with all its children and removes its profile."""
+        """Ends the browser with all its children and removes its profile."""
         if self._popen:
+            if isinstance(self._transport, PipeTransport):
+                # It takes leave of its children: killed ones would stay as zombies where nobody reaps orphans (Docker).
+                self._transport.hang_up()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(timeout=LEAVE_SECONDS)
             kill_group(self._popen)
         if self._transport:
             self._transport.close()
@@ -1240,7 +1256,7 @@ class Chromium:
             old.result().end()
         try:
             running = self._start()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # handed on to whoever waits
             launch.set_exception(error)
         else:
             launch.set_result(running)
@@ -1587,7 +1603,7 @@ class Pages:
             spare = self._spare = concurrent.futures.Future()
         try:
             spare.set_result(Page(running))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # handed on to whoever waits
             spare.set_exception(error)
 
 

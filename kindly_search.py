@@ -832,7 +832,7 @@ class Http:
 
         `wanted` looks at the content type; the body of a type that is not wanted is not downloaded.
         """
-        self._refuse_when_offline("scrape")
+        self.refuse_when_offline("scrape")
         follow = functools.partial(self._follow, url, headers or {}, deadline, wanted)
         try:
             return follow()
@@ -862,11 +862,12 @@ class Http:
         params: Mapping[str, str] | None = None,
     ) -> Reply:
         """Calls an endpoint that the operator configured. Redirects are not followed: a key goes to its owner only."""
-        self._refuse_when_offline("search")
+        self.refuse_when_offline("search")
         with self._session(guarded=False) as session:
             return self._send(session, method, url, headers=headers or {}, deadline=deadline, json=json, params=params)
 
-    def _refuse_when_offline(self, operation: str) -> None:
+    def refuse_when_offline(self, operation: str) -> None:
+        """Raises Offline where no connection may be opened."""
         if self.settings.offline:
             raise Offline(f"{operation} unavailable: offline mode is enabled")
 
@@ -5895,6 +5896,7 @@ class Reader:
 
     def _read(self, url: str, deadline: Deadline) -> Page:
         attempts: list[Attempt] = []
+        self._http.refuse_when_offline("scrape")
         try:
             self._http.guard.target(url)
             return self._by_loader(url, deadline, attempts) or self._down_the_chain(url, deadline, attempts)

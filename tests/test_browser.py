@@ -116,7 +116,7 @@ class TestTrouble:
     def test_a_worker_that_hangs_costs_no_more_than_the_deadline(self, fake):
         browser = fake("time.sleep(60)\n")
         started = time.monotonic()
-        with pytest.raises(Timeout, match="^timed out$"):
+        with pytest.raises(Timeout, match=r"^timed out$"):
             render(browser, seconds=0.7)
         assert time.monotonic() - started < 1.2
 
@@ -202,7 +202,7 @@ class TestTrouble:
 
     def test_a_file_is_final(self, fake):
         answer = {"error": "download", "content_type": "image/png"}
-        with pytest.raises(PageFailed, match="^unsupported type image/png$") as caught:
+        with pytest.raises(PageFailed, match=r"^unsupported type image/png$") as caught:
             render(fake(f"for message in requests():\n    say(id=message['id'], **{answer!r})\n"))
         assert caught.value.final
 

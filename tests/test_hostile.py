@@ -235,7 +235,16 @@ def test_no_generated_url_gets_anything_but_an_error_or_a_note(reader, url):
     assert isinstance(report, SearchError) or report.failure
 
 
-@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.binary(max_size=20), st.lists(st.text(max_size=5), max_size=3)))
+@given(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.binary(max_size=20),
+        st.lists(st.text(max_size=5), max_size=3),
+    )
+)
 @SLOW
 def test_what_is_not_even_text_is_refused_as_a_url(reader, value):
     TRIED["URLs"] += 1
@@ -279,7 +288,11 @@ ANSWERS = {
         "requestId": "r",
         "results": [{"title": "T", "url": LINK, "highlights": ["a", "b"], "summary": "S", "text": "X", "score": 0.5}],
     },
-    "tavily": {"query": "q", "results": [{"title": "T", "url": LINK, "content": "C", "score": 0.5}], "failed_results": []},
+    "tavily": {
+        "query": "q",
+        "results": [{"title": "T", "url": LINK, "content": "C", "score": 0.5}],
+        "failed_results": [],
+    },
     "searxng": {
         "query": "q",
         "results": [{"title": "<b>T</b>", "url": LINK, "content": "C&amp;"}],
@@ -292,8 +305,16 @@ SCRAPES = {
     "tavily": {"results": [{"url": LINK, "raw_content": "The text"}], "failed_results": []},
 }
 KEYS = {"serper": "SERPER_API_KEY", "exa": "EXA_API_KEY", "tavily": "TAVILY_API_KEY"}
-SEARCH_ENDPOINTS = {"serper": "SERPER_SEARCH_ENDPOINT", "exa": "EXA_SEARCH_ENDPOINT", "tavily": "TAVILY_SEARCH_ENDPOINT"}
-SCRAPE_ENDPOINTS = {"serper": "SERPER_SCRAPE_ENDPOINT", "exa": "EXA_CONTENTS_ENDPOINT", "tavily": "TAVILY_EXTRACT_ENDPOINT"}
+SEARCH_ENDPOINTS = {
+    "serper": "SERPER_SEARCH_ENDPOINT",
+    "exa": "EXA_SEARCH_ENDPOINT",
+    "tavily": "TAVILY_SEARCH_ENDPOINT",
+}
+SCRAPE_ENDPOINTS = {
+    "serper": "SERPER_SCRAPE_ENDPOINT",
+    "exa": "EXA_CONTENTS_ENDPOINT",
+    "tavily": "TAVILY_EXTRACT_ENDPOINT",
+}
 
 
 def paths_of(value, path=()):
@@ -425,7 +446,9 @@ def test_no_generated_answer_gets_past_any_provider(answer, status):
         if hasattr(cls, "scrape"):
             text = outcome(lambda cls=cls: cls().scrape(http, "http://8.8.8.8/", deadline=Deadline(5)))
             assert isinstance(text, (str, SearchError))
-    answered = outcome(lambda: kindly_search.OpenAIAnswers(api_key="k").answer(http, "what is it", deadline=Deadline(5)))
+    answered = outcome(
+        lambda: kindly_search.OpenAIAnswers(api_key="k").answer(http, "what is it", deadline=Deadline(5))
+    )
     assert isinstance(answered, (kindly_search.Answer, SearchError))
 
 
@@ -541,7 +564,10 @@ def test_no_spoiled_answer_of_stackexchange_gets_past_its_loader(serve, kindly):
         TRIED["loader JSON"] += 1
         stand.body = json_bytes(answer)
         fresh = dataclasses.replace(kindly_search.StackExchange(api_url=stand.site.url))
-        assert isinstance(outcome(lambda fresh=fresh: fresh.load(reading.http, url, deadline=Deadline(4))), (kindly_search.Page, SearchError))
+        assert isinstance(
+            outcome(lambda fresh=fresh: fresh.load(reading.http, url, deadline=Deadline(4))),
+            (kindly_search.Page, SearchError),
+        )
 
 
 HACKERNEWS_ITEM = {
@@ -592,7 +618,9 @@ def test_no_spoiled_feed_of_arxiv_gets_past_its_loader():
 
     http, url = Canned(), "https://arxiv.org/abs/2001.00001"
     deep = b"<feed xmlns='http://www.w3.org/2005/Atom'>" + b"<entry>" * 100_000
-    for body in for_seconds(0.03, [ARXIV_FEED.encode(), ENTITY_BOMB.encode(), b"", b"<", deep, b"\xff\xfe<", b"<feed/>"]):
+    for body in for_seconds(
+        0.03, [ARXIV_FEED.encode(), ENTITY_BOMB.encode(), b"", b"<", deep, b"\xff\xfe<", b"<feed/>"]
+    ):
         TRIED["loader XML"] += 1
         paper = kindly_search.ArXiv(pace=kindly_search.Pace(0))
         page = outcome(lambda paper=paper: paper.load(http, url, deadline=Deadline(5)))
@@ -881,7 +909,11 @@ class StdioServer:
 
     def __init__(self, **environ):
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "TMPDIR") if name in os.environ}
-        defaults = {"KINDLY_BROWSER_ENABLED": "false", "KINDLY_CONTENT_CHAIN": "http,chromium", "KINDLY_LOG_LEVEL": "ERROR"}
+        defaults = {
+            "KINDLY_BROWSER_ENABLED": "false",
+            "KINDLY_CONTENT_CHAIN": "http,chromium",
+            "KINDLY_LOG_LEVEL": "ERROR",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kindly_search", "start-mcp-server"],
             stdin=subprocess.PIPE,
@@ -945,7 +977,9 @@ class StdioServer:
         try:
             return answer.get(timeout=timeout)
         except queue.Empty:
-            raise AssertionError(f"no answer to {method} ({number}) in {timeout} s; {''.join(self.said)[-3000:]}") from None
+            raise AssertionError(
+                f"no answer to {method} ({number}) in {timeout} s; {''.join(self.said)[-3000:]}"
+            ) from None
 
     def call(self, tool, *, timeout=10, **arguments):
         """The result of a tool call."""
@@ -993,7 +1027,11 @@ def held():
             if "silent" in request.path:
                 return request.hold()
             if "fifty" in request.path:
-                return 200, {"Content-Type": "application/json"}, b'{"results": [' + b'{"url": "http://10.0.0.1/"},' * 1_800_000 + b"{}]}"
+                return (
+                    200,
+                    {"Content-Type": "application/json"},
+                    b'{"results": [' + b'{"url": "http://10.0.0.1/"},' * 1_800_000 + b"{}]}",
+                )
             hits = [{"url": f"{site.url}/{kind}/{i}", "title": "T", "content": "C"} for i in range(5)]
             return 200, {"Content-Type": "application/json"}, json.dumps({"results": hits})
         return "<title>T</title><p>" + "Some words to read here. " * 40
@@ -1019,7 +1057,12 @@ def server(held):
     server.close()
 
 
-GOOD_CALL = {"jsonrpc": "2.0", "id": "x", "method": "tools/call", "params": {"name": "get_content", "arguments": {"url": "x"}}}
+GOOD_CALL = {
+    "jsonrpc": "2.0",
+    "id": "x",
+    "method": "tools/call",
+    "params": {"name": "get_content", "arguments": {"url": "x"}},
+}
 
 
 def malformed_lines():
@@ -1044,7 +1087,17 @@ def malformed_lines():
         '{"jsonrpc": "2.0", "method": "notifications/no_such"}', '{"jsonrpc": "2.0", "method": "notifications/roots/list_changed", "params": []}', '[{"jsonrpc": "2.0", "id": "a", "method": "ping"}, 5]', "[" * 100_000, '{"a":' * 50_000, '{"jsonrpc": "2.0", "id": "a", "method": "ping", "params": ' + "[" * 5000 + "]" * 5000 + "}",
         '{"jsonrpc": "2.0", "id": "a", "id": "b", "method": "ping", "method": "tools/list"}', "\ufeff" + '{"jsonrpc": "2.0", "id": "a", "method": "ping"}', '{"jsonrpc": "2.0", "id": "a", "method": "ping"}\r', '{"jsonrpc": "2.0", "id": "a", "method": "pi\x00ng"}', "Content-Length: 50\r\n\r", "GET / HTTP/1.1\r",
     ]  # fmt: skip
-    raw = [b"\xff\xfe\x00", b"\xed\xa0\x80", b'{"jsonrpc": "2.0", "id": "\xff", "method": "ping"}', b"\x00" * 1000, b"x" * 1_000_000, b"\x1b[2J", b"\xe2\x80\xa8", b"\x85", b"\x0b\x0c\x1c"]
+    raw = [
+        b"\xff\xfe\x00",
+        b"\xed\xa0\x80",
+        b'{"jsonrpc": "2.0", "id": "\xff", "method": "ping"}',
+        b"\x00" * 1000,
+        b"x" * 1_000_000,
+        b"\x1b[2J",
+        b"\xe2\x80\xa8",
+        b"\x85",
+        b"\x0b\x0c\x1c",
+    ]
     return [text.encode() for text in texts] + raw
 
 
@@ -1136,7 +1189,11 @@ ARGUMENTS = [
 def test_every_argument_of_every_tool_takes_every_json_type(server):
     tools = server.request("tools/list")["result"]["tools"]
     assert {tool["name"] for tool in tools} >= {"web_search", "get_content", "search_web"}
-    base = {"web_search": {"query": "quick", "num_results": 1}, "get_content": {"url": "http://10.0.0.1/"}, "search_web": {"query": "what"}}
+    base = {
+        "web_search": {"query": "quick", "num_results": 1},
+        "get_content": {"url": "http://10.0.0.1/"},
+        "search_web": {"query": "what"},
+    }
     for tool in tools:
         for name in [*tool["inputSchema"]["properties"], "unknown"]:
             for value in ARGUMENTS:

@@ -129,6 +129,18 @@ def held(world):
 # --- the server process -----------------------------------------------------------------------------------------------
 
 
+def call_body(tool, arguments):
+    params = {"name": tool, "arguments": arguments}
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+
+
+def raw_post(server, body, headers=""):
+    """The bytes of a POST to /mcp."""
+    lines = {"Host": f"127.0.0.1:{server.port}", "Connection": "close", "Content-Length": len(body), **MCP_HEADERS}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST /mcp HTTP/1.1\r\n{head}{headers}\r\n{body}".encode()
+
+
 class Reply:
     """An answer to a raw request."""
 
@@ -161,13 +173,19 @@ class Server:
         self.process = subprocess.Popen(
             command("--port", "0", *arguments), stderr=subprocess.PIPE, text=True, **surroundings(environ)
         )
-        assert self.process.stderr
-        first = self.process.stderr.readline()
-        assert (found := re.fullmatch(r"Listening on (http://\S+:(\d+)/mcp)\n", first)), first
-        self.url, self.port = found[1], int(found[2])
         self.log = []
+        self.url, self.port = self._listening()
         self._reading = threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True)
         self._reading.start()
+
+    def _listening(self):
+        """The address that it prints, once it listens."""
+        for line in self.process.stderr:
+            if found := re.fullmatch(r"Listening on (http://\S+:(\d+)/mcp)\n", line):
+                return found[1], int(found[2])
+            self.log.append(line)
+        self.process.wait(10)
+        raise AssertionError("".join(self.log))
 
     def request(self, method, path, body=None, *, token="", **headers):
         """One raw request on a connection of its own."""
@@ -267,7 +285,7 @@ def start(world):
 
 def refused_start(environ, *arguments):
     """The exit code and stderr of a server that should not start at all."""
-    run = functools.partial(subprocess.run, stderr=subprocess.PIPE, text=True, timeout=20)
+    run = functools.partial(subprocess.run, stderr=subprocess.PIPE, text=True, timeout=8)
     try:
         ended = run(command(*arguments), **surroundings(environ))
     except subprocess.TimeoutExpired:
@@ -408,12 +426,16 @@ def test_two_tokens_of_one_name_are_a_mistake_or_both_work(tokens):
         assert set(ks.named_tokens(tokens).values()) == {"first", "second"}
 
 
-def test_two_authorization_headers_are_not_taken_apart_in_two_ways(team_server):
-    """One reading for the gate and another for the rate limit would let a user slip out of the limit."""
-    for first, second in ((ALICE, "wrong"), ("wrong", ALICE), (ALICE, BOB)):
-        head = f"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer {first}\r\n"
-        reply = team_server.raw(f"{head}Authorization: Bearer {second}\r\n\r\n".encode())
-        assert reply.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 401 ")), reply[:100]
+def test_two_authorization_headers_do_not_slip_out_of_the_rate_limit(start, world):
+    """One reading for the gate and another for the rate limit would give a user a second allowance."""
+    answers = {"OPENAI_API_KEY": "key-of-openai-0123456789", "OPENAI_BASE_URL": f"{world.url}/v1"}
+    server = start(KINDLY_HTTP_TOKEN=THREE_TOKENS, KINDLY_RATE_LIMIT="1/10m", **answers)
+    arguments = {"query": "the answer to everything"}
+    body = call_body("search_web", arguments)
+    assert "It is 42." in server.call("search_web", arguments, token=ALICE).text
+    for first, second in ((ALICE, "wrong"), ("wrong", ALICE)):
+        both = f"Authorization: Bearer {first}\r\nAuthorization: Bearer {second}\r\n"
+        assert b"It is 42." not in server.raw(raw_post(server, body, both))
 
 
 # --- where it listens -------------------------------------------------------------------------------------------------
@@ -459,7 +481,9 @@ def test_named_hosts_are_the_only_ones(start):
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/readyz", "/metrics"])
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "localhost.evil.example"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "localhost.evil.example"]
+)
 def test_a_foreign_host_is_refused_on_every_route(open_server, path, host):
     """A page whose name was rebound to 127.0.0.1 asks with its own name as the Host."""
     method = "POST" if path == "/mcp" else "GET"
@@ -517,7 +541,8 @@ def test_unknown_paths_are_not_found(open_server, path):
 )
 def test_a_garbage_body_is_refused_and_harms_nothing(open_server, body):
     reply = open_server.request("POST", "/mcp", body, **MCP_HEADERS)
-    assert reply.status == 400 or "error" in reply.result()
+    # An id that is none makes a request a notification, to which 202 is the answer.
+    assert reply.status in (202, 400) or "error" in reply.result()
     assert "Traceback" not in reply.text
     assert still_serves(open_server)
 
@@ -529,7 +554,8 @@ def test_an_unknown_method_or_tool_is_an_error_of_the_protocol(open_server):
 
 
 def test_a_huge_body_is_refused_before_it_is_read(open_server):
-    head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAccept: */*\r\n"
+    host = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{open_server.port}\r\nConnection: close\r\n".encode()
+    head = host + b"Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
     announced = open_server.raw(head + b"Content-Length: 99999999999\r\n\r\n{", seconds=3)
     assert announced.startswith(b"HTTP/1.1 413 ")
     chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
@@ -575,9 +601,8 @@ def test_bad_arguments_are_a_sentence_of_ours(open_server):
 
 def test_the_stateless_endpoint_offers_no_stream_to_listen_on(open_server):
     """Nothing could ever come on it, and it would hold a place among the calls in flight for ever."""
-    listening = open_server.raw(
-        b"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\nConnection: close\r\n\r\n", seconds=2
-    )
+    host = f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{open_server.port}\r\n".encode()
+    listening = open_server.raw(host + b"Accept: text/event-stream\r\nConnection: close\r\n\r\n", seconds=2)
     assert listening.startswith(b"HTTP/1.1 405 "), listening[:100]
     assert open_server.request("DELETE", "/mcp").status == 405
 
@@ -661,7 +686,9 @@ def test_a_page_that_failed_is_counted_as_failed(team_server, world):
 def test_calls_over_the_limits_are_told_to_come_back(start, world, held):
     server = start(KINDLY_HTTP_TOKEN=THREE_TOKENS, KINDLY_MAX_IN_FLIGHT="2", KINDLY_MAX_IN_FLIGHT_PER_TOKEN="1")
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(server.call, "get_content", {"url": f"{held}{name}"}, token=name) for name in (ALICE, BOB)]
+        running = [
+            pool.submit(server.call, "get_content", {"url": f"{held}{name}"}, token=name) for name in (ALICE, BOB)
+        ]
         assert all(world.asked.acquire(timeout=10) for _ in running)
         again, other = server.rpc("tools/list", token=ALICE), server.rpc("tools/list", token=CAROL)
         # Operators must be able to see a server that is busy.
@@ -687,12 +714,8 @@ def test_strangers_do_not_fill_the_places_of_others(start, world, held):
 
 def test_a_client_that_goes_away_gives_its_place_back(start, world, held, wait_until):
     server = start(KINDLY_MAX_IN_FLIGHT="1")
-    body = json.dumps(
-        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_content", "arguments": {"url": held}}}
-    )
-    head = "".join(f"{name}: {value}\r\n" for name, value in MCP_HEADERS.items())
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as gone:
-        gone.sendall(f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        gone.sendall(raw_post(server, call_body("get_content", {"url": held})))
         assert world.asked.acquire(timeout=10)
         assert server.rpc("tools/list").status == 503
     wait_until(lambda: server.rpc("tools/list").status == 200)
@@ -772,7 +795,9 @@ def test_text_log_lines_are_one_line_each(open_server, wait_until):
     wait_until(lambda: any("scrape completed" in line for line in open_server.log))
     ours = [line for line in open_server.log if " kindly_search " in line]
     assert ours
-    assert all(re.match(r"(INFO|WARNING) kindly_search (search|scrape) (completed|failed) engine=\w+ ", line) for line in ours)
+    assert all(
+        re.match(r"(INFO|WARNING) kindly_search (search|scrape) (completed|failed) engine=\w+ ", line) for line in ours
+    )
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
@@ -791,6 +816,7 @@ class FaultyWorld(World):
 
     def __init__(self):
         self.counts = {}
+        self.broken = set()
         self.injected = []
         self.lock = threading.Lock()
         super().__init__()
@@ -799,9 +825,11 @@ class FaultyWorld(World):
         kind = request.path if request.path in SEARCHES else "page"
         with self.lock:
             number = self.counts[kind] = self.counts.get(kind, 0) + 1
-            faulty = number % 20 == 7
+            # Never twice for one page: a connection that breaks off twice is nothing that a chain can mend.
+            faulty = number % 20 == 7 and request.path not in self.broken
             if faulty:
                 self.injected.append(kind)
+                self.broken |= {request.path} if kind == "page" else set()
         time.sleep(0.05)
         if not faulty:
             return super().answer(request)
