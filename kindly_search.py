@@ -8149,9 +8149,11 @@ async def _plain_reply(send: Send, status: int, text: str, headers: Mapping[str,
 
 def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
     """The ASGI application: the MCP endpoint /mcp, stateless, behind the gate."""
+    metrics = Metrics(kindly)
+    server = build_server(kindly, metrics)
+
     from mcp.server.transport_security import TransportSecuritySettings
 
-    metrics = Metrics(kindly)
     names = kindly.settings.http_hosts
     # For loopback the SDK makes its own rules; elsewhere any Host will do unless the operator has named some.
     security = TransportSecuritySettings(
@@ -8161,7 +8163,6 @@ def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
             f"{scheme}://{name}{port}" for name in names for scheme in ("http", "https") for port in ("", ":*")
         ],
     )
-    server = build_server(kindly, metrics)
     app = server.streamable_http_app(
         host=host,
         stateless_http=True,
@@ -8179,12 +8180,13 @@ def is_loopback(host: str) -> bool:
 
 def serve_http(kindly: Kindly, host: str, port: int) -> None:
     """Serves many clients over Streamable HTTP until SIGTERM; calls under way may finish first."""
-    import anyio.to_thread
-    import uvicorn
-
     if not is_loopback(host) and not kindly.settings.http_token:
         raise ConfigError(f"Set KINDLY_HTTP_TOKEN before binding {host}: anyone who reaches it could use your keys.")
     app = http_app(kindly, host)
+
+    import anyio.to_thread
+    import uvicorn
+
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -77,6 +77,18 @@ def table(rows: int) -> str:
     return "| name | value |\n| --- | --- |\n" + "".join(f"| row {i} | {i * i} |\n" for i in range(rows)) + "\n"
 
 
+def marked_code(marker: str, lines: int) -> str:
+    """A code block that begins on the line of a list marker or inside a quotation."""
+    indent = re.sub(r"[^>]", " ", marker)
+    body = "\n".join(f"{indent}line {i}" if i % 5 else indent for i in range(lines))
+    return f"{marker}```sh\n{body}\n{indent}```\n\n"
+
+
+def wide_table(columns: int) -> str:
+    header = "| " + " | ".join(f"column number {i}" for i in range(columns)) + " |\n"
+    return header + "|" + " --- |" * columns + "\n" + ("| " + " | ".join(["x"] * columns) + " |\n") * 5 + "\n"
+
+
 def long_page(sections: int = 30, paragraphs: int = 3) -> str:
     """A page on one topic per section; the opening says what it is about."""
     parts = ["# The handbook\n\nThis handbook explains every part of the machine.\n\n"]
@@ -97,6 +109,11 @@ pieces = st.one_of(
     st.builds(table, st.integers(1, 120)),
     st.builds(lambda n: "".join(f"- item {i}\n  more of it\n" for i in range(n)) + "\n", st.integers(1, 60)),
     st.builds(lambda n: "x" * n + "\n\n", st.integers(1, 4000)),
+    st.builds(lambda n: "\x01\x0c\u2028" * n + "\n\n", st.integers(1, 500)),
+    st.builds(lambda before, n: before + code_block(n), st.sampled_from(["Example:\n", "x\n\n\n"]), st.integers(1, 80)),
+    st.builds(marked_code, st.sampled_from(["- ", "* ", "12. ", "> ", "- > "]), st.integers(1, 80)),
+    st.builds(lambda n: "~~~~\n" + "```\n\n" * n + "~~~~\n\n", st.integers(1, 200)),
+    st.builds(wide_table, st.integers(1, 60)),
 )
 pages = st.lists(pieces, min_size=1, max_size=12).map("".join)
 limits = st.integers(2000, 9000)
