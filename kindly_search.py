@@ -210,15 +210,20 @@ def url_credentials(text: str) -> list[str]:
     return []
 
 
-def named_tokens(text: str) -> dict[str, str]:
-    """Tokens by name from "token" or "alice:token1,bob:token2"."""
-    entries = [entry.strip().rpartition(":") for entry in text.split(",") if entry.strip()]
-    return {name.strip() or "default": token.strip() for name, _, token in entries}
+def named_tokens(text: str) -> tuple[tuple[str, str], ...]:
+    """Names and tokens from "token" or "alice:token1,bob:token2"; a blank token would let everybody in."""
+    entries = [entry.strip().rpartition(":") for entry in text.split(",")]
+    tokens = {name.strip() or "default": token.strip() for name, _, token in entries}
+    if not all(tokens.values()) or len(tokens) < len(entries):
+        raise ValueError("a token, or name:token pairs with a different name each")
+    return tuple(tokens.items())
 
 
 def token_values(text: str) -> list[str]:
     """The tokens alone, which must not be shown."""
-    return list(named_tokens(text).values())
+    with contextlib.suppress(ValueError):
+        return [token for _, token in named_tokens(text)]
+    return [text]
 
 
 @dataclass(frozen=True)
@@ -281,8 +286,10 @@ class Settings:
     tools: tuple[str, ...] = env(
         "KINDLY_TOOLS", default=(), parse=words, help="Comma list of the tools to offer, instead of the usual choice."
     )
-    http_token: str = env(
+    http_tokens: tuple[tuple[str, str], ...] = env(
         "KINDLY_HTTP_TOKEN",
+        default=(),
+        parse=named_tokens,
         secret=token_values,
         help="Token that HTTP clients must send; several with a name each as alice:token1,bob:token2.",
     )
@@ -388,6 +395,22 @@ class Deadline:
     def sooner(self, seconds: float) -> "Deadline":
         """This deadline or one `seconds` from now, whichever comes first."""
         return Deadline(min(seconds, self.remaining()), now=self._now)
+
+
+def plain_text(value: Any) -> str:
+    """A string that every encoder takes: no lone surrogates, no NUL; anything but a string is empty."""
+    if not isinstance(value, str):
+        return ""
+    return value.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
+
+
+# A character reference with more digits than any character has; int() refuses thousands of them.
+LONG_REFERENCE = re.compile(r"&#[xX]?[0-9a-fA-F]{9,};?")
+
+
+def unescaped(text: str) -> str:
+    """A stranger's HTML text with its character references resolved, whatever stands in them."""
+    return html_entities.unescape(LONG_REFERENCE.sub("\ufffd", text))
 
 
 # ----------------------------------------------------------------------------
@@ -564,7 +587,7 @@ class Redactor:
 
     def quoted(self, text: str, limit: int = 200) -> str:
         """A short, single-line quotation from a stranger's message, without anything that looks like a key."""
-        line = KEY_SHAPES.sub(REDACTED, self(" ".join(text.split())))
+        line = KEY_SHAPES.sub(REDACTED, self(" ".join(plain_text(text).split())))
         return line if len(line) <= limit else line[:limit].rstrip() + "…"
 
     def __repr__(self) -> str:
@@ -1522,7 +1545,7 @@ def retry_after(value: str | None, *, now: Callable[[], float] = time.time) -> f
     with contextlib.suppress(ValueError):
         return max(0.0, min(float(value), 86_400.0))
     with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now())
+        return max(0.0, min(parsedate_to_datetime(value).timestamp() - now(), 86_400.0))
     return 0.0
 
 
@@ -1542,13 +1565,6 @@ def results_from(
     return found
 
 
-def plain_text(value: Any) -> str:
-    """A string that every encoder takes: no lone surrogates, no NUL; anything but a string is empty."""
-    if not isinstance(value, str):
-        return ""
-    return value.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
-
-
 def scraped_text(*texts: Any) -> str:
     """The first usable text among what a scrape API sent."""
     for text in map(plain_text, texts):
@@ -1562,9 +1578,7 @@ def _dicts(items: Any) -> list[dict[str, Any]]:
 
 
 def _untagged(text: str) -> str:
-    import html
-
-    return html.unescape(TAG.sub("", text))
+    return unescaped(TAG.sub("", text))
 
 
 def _key_header(name: str, value: str) -> dict[str, str]:
@@ -2162,7 +2176,7 @@ class _Cleaner:
             self.scripts += 1
 
     def read_title(self, attributes: str, content: str) -> None:
-        self.title = self.title or _one_line(html_entities.unescape(content))
+        self.title = self.title or _one_line(unescaped(content))
 
     def read_noscript(self, attributes: str, content: str) -> None:
         self.noscript = self.noscript or _plain_text(content[:5000])
@@ -2238,15 +2252,15 @@ class _Cleaner:
     def read_meta(self, attributes: Mapping[str, str]) -> None:
         for key in ("name", "property", "itemprop", "http-equiv"):
             if key in attributes:
-                content = html_entities.unescape(attributes.get("content", "")).strip()
+                content = unescaped(attributes.get("content", "")).strip()
                 self.metas.setdefault(attributes[key].lower(), content)
 
     def read_link(self, attributes: Mapping[str, str]) -> None:
         if attributes.get("rel", "").lower() == "canonical":
-            self.canonical = html_entities.unescape(attributes.get("href", ""))
+            self.canonical = unescaped(attributes.get("href", ""))
 
     def read_base(self, attributes: Mapping[str, str]) -> None:
-        self.base = self.base or html_entities.unescape(attributes.get("href", ""))
+        self.base = self.base or unescaped(attributes.get("href", ""))
 
     def read_frame(self, attributes: Mapping[str, str]) -> None:
         self.lang = self.lang or attributes.get("lang", "")
@@ -2294,7 +2308,7 @@ def _written(name: str, attributes: str) -> str:
 def _protect(text: str, *, raw: bool = False) -> str:
     """Text with its entities decoded, in which nothing looks like markup to the parser."""
     if "&" in text and not raw:
-        text = html_entities.unescape(text)
+        text = unescaped(text)
         # An entity may stand for a character that XML forbids.
         text = _FORBIDDEN.sub("", text)
     if "&" in text:
@@ -2322,7 +2336,7 @@ _NOT_TEXT = re.compile(r"<(script|style)\b.*?(?:</\1|\Z)|<!--.*?(?:-->|\Z)|<[a-z
 
 def _plain_text(html: str) -> str:
     """The words of a page without any structure: the last resort."""
-    text = html_entities.unescape(_NOT_TEXT.sub("\n", html[:MAX_HTML_CHARS]))
+    text = unescaped(_NOT_TEXT.sub("\n", html[:MAX_HTML_CHARS]))
     lines = (_one_line(line) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
@@ -2744,7 +2758,7 @@ def _name_of(value: Any) -> str:
         return ", ".join(filter(None, (_name_of(item) for item in value[:5] if not isinstance(item, list))))
     if isinstance(value, dict):
         value = value.get("name")
-    return html_entities.unescape(value) if isinstance(value, str) and "://" not in value else ""
+    return unescaped(value) if isinstance(value, str) and "://" not in value else ""
 
 
 # Query parameters that only tell a site where its reader came from.
@@ -4091,7 +4105,7 @@ def wanted_type(content_type: str) -> bool:
 
 def _unsupported(reply: Reply) -> str:
     size = reply.headers.get("content-length", "")
-    known = f" ({int(size):,} bytes)" if size.isascii() and size.isdigit() else ""
+    known = f" ({int(size):,} bytes)" if size.isascii() and size.isdigit() and len(size) < 16 else ""
     return f"unsupported type {reply.content_type or 'unknown'}{known}"
 
 
@@ -4232,6 +4246,9 @@ DELETED_USER = "deleted user"
 #: Items on a page of an API's list, and the pages of one list that are read at most.
 LIST_PAGE = 100
 MOST_PAGES = 5
+
+#: The longest that a service may silence its loader, whatever it asks for: a day, StackExchange's longest.
+LONGEST_HOLD = 86_400.0
 
 #: Replies to replies that are followed; no thread of people goes this deep.
 DEEPEST_THREAD = 100
@@ -4426,7 +4443,7 @@ class Pace:
     def hold(self, seconds: float, method: str = "") -> None:
         """Lets nobody call a method (or, without its name, any) for a while."""
         with self._lock:
-            until = self._now() + seconds
+            until = self._now() + min(seconds, LONGEST_HOLD)
             self._free_at[method] = max(until, self._free_at.get(method, until))
 
 
@@ -5384,7 +5401,7 @@ class Sieve(HTMLParser):
         self._verdict = verdict
         self._out: list[str] | None = self.kept
         self._open: list[tuple[str, str]] = []  # the elements around the current place, and the verdict on each
-        self.feed(html)
+        self.feed(LONG_REFERENCE.sub("\ufffd", html))
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -7976,7 +7993,7 @@ TOOLS: dict[str, Callable[[Kindly, Metrics | None], Any]] = {
 def _user(ctx: Any, kindly: Kindly) -> str:
     """Who is calling: the name of the HTTP token, or the one client of this process."""
     headers = {name.lower(): value for name, value in (ctx.headers or {}).items()}
-    return user_of(headers, named_tokens(kindly.settings.http_token)) or "local"
+    return user_of(headers, dict(kindly.settings.http_tokens)) or "local"
 
 
 def lenient_text(value: Any) -> str:
@@ -8008,17 +8025,29 @@ def _answered(
     try:
         report = action()
         failed = isinstance(report, AnswerReport) and report.failed
-        meta, answer = None if failed else report.meta, report.as_dict()
+        meta = None if failed else report.meta
+        answer, about = encodable(report.as_dict()), encodable(report.meta)
         text = TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
-        return CallToolResult(content=[text], structured_content=answer, is_error=failed, _meta={"kindly": report.meta})
+        return CallToolResult(content=[text], structured_content=answer, is_error=failed, _meta={"kindly": about})
     except SearchError as error:
         # The codes are part of search_web's contract; elsewhere they would only be noise.
-        sentence = f"{error_code(error)}: {error}" if tool == "search_web" else str(error)
-        logger.warning("tool failed: tool=%s error=%s", tool, kindly.redact(sentence))
-        return CallToolResult(content=[TextContent(type="text", text=kindly.redact(sentence))], is_error=True)
+        said = f"{error_code(error)}: {error}" if tool == "search_web" else str(error)
+        sentence = plain_text(kindly.redact(said))
+        logger.warning("tool failed: tool=%s error=%s", tool, sentence)
+        return CallToolResult(content=[TextContent(type="text", text=sentence)], is_error=True)
     finally:
         if metrics:
             metrics.call(tool, time.monotonic() - started, meta)
+
+
+def encodable(data: dict[str, Any]) -> dict[str, Any]:
+    """The data as it is, or without lone surrogates: one of them on its way out would end the whole server."""
+    text = json.dumps(data, ensure_ascii=False)
+    with contextlib.suppress(UnicodeEncodeError):
+        text.encode()
+        return data
+    cleaned: dict[str, Any] = json.loads(plain_text(text))
+    return cleaned
 
 
 def _progress_to(ctx: Any) -> Progress:
@@ -8026,7 +8055,7 @@ def _progress_to(ctx: Any) -> Progress:
     from anyio import from_thread
 
     def report(done: int, total: int, message: str) -> None:
-        from_thread.run(ctx.report_progress, done, total, message)
+        from_thread.run(ctx.report_progress, done, total, plain_text(message))
 
     return report
 
@@ -8052,7 +8081,7 @@ class Gate:
         self._hosts = set(kindly.settings.http_hosts) or (LOOPBACK_NAMES if is_loopback(host) else set())
         self._kindly = kindly
         self._metrics = metrics
-        self._tokens = named_tokens(kindly.settings.http_token)
+        self._tokens = dict(kindly.settings.http_tokens)
         self._in_flight: dict[str, int] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -8120,7 +8149,9 @@ class Gate:
 
 
 RETRY_SOON = {"Retry-After": "1"}
-LOOPBACK_NAMES = {"127.0.0.1", "localhost", "::1"}
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK_NAMES = {name.strip("[]") for name in LOOPBACK_HOSTS}
+SCHEMES = ("http", "https")
 
 
 def _host_name(header: str) -> str:
@@ -8154,21 +8185,14 @@ def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
 
     from mcp.server.transport_security import TransportSecuritySettings
 
-    names = kindly.settings.http_hosts
-    # For loopback the SDK makes its own rules; elsewhere any Host will do unless the operator has named some.
+    names = kindly.settings.http_hosts or (LOOPBACK_HOSTS if is_loopback(host) else ())
+    # The SDK's own list for loopback wants a port in the header; elsewhere any Host will do unless some are named.
     security = TransportSecuritySettings(
         enable_dns_rebinding_protection=bool(names),
-        allowed_hosts=[spelling for name in names for spelling in (name, f"{name}:*")],
-        allowed_origins=[
-            f"{scheme}://{name}{port}" for name in names for scheme in ("http", "https") for port in ("", ":*")
-        ],
+        allowed_hosts=[f"{name}{port}" for name in names for port in ("", ":*")],
+        allowed_origins=[f"{scheme}://{name}{port}" for name in names for scheme in SCHEMES for port in ("", ":*")],
     )
-    app = server.streamable_http_app(
-        host=host,
-        stateless_http=True,
-        json_response=False,
-        transport_security=None if is_loopback(host) and not names else security,
-    )
+    app = server.streamable_http_app(host=host, stateless_http=True, transport_security=security)
     return Gate(app, kindly, metrics, host)
 
 
@@ -8180,7 +8204,7 @@ def is_loopback(host: str) -> bool:
 
 def serve_http(kindly: Kindly, host: str, port: int) -> None:
     """Serves many clients over Streamable HTTP until SIGTERM; calls under way may finish first."""
-    if not is_loopback(host) and not kindly.settings.http_token:
+    if not is_loopback(host) and not kindly.settings.http_tokens:
         raise ConfigError(f"Set KINDLY_HTTP_TOKEN before binding {host}: anyone who reaches it could use your keys.")
     app = http_app(kindly, host)
 
@@ -8189,8 +8213,11 @@ def serve_http(kindly: Kindly, host: str, port: int) -> None:
 
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OverflowError:
+        raise ConfigError(f"{port} is not a port; use one from 0 to 65535.") from None
     except OSError as error:
-        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise ConfigError(f"Cannot listen on {host}:{port}: {why or error}.") from None
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -8402,7 +8429,14 @@ def open_kindly(*, context: str = "", log_format: str = "text") -> Kindly:
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormat(kindly.redact, log_format))
     logging.basicConfig(level=kindly.settings.log_level, handlers=[handler], force=True)
+    if not kindly.settings.log_queries:
+        # At DEBUG these would log every address and whole answers.
+        for name in TALKATIVE_LOGGERS:
+            logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     return kindly
+
+
+TALKATIVE_LOGGERS = ("urllib3", "sse_starlette", "httpx2", "httpcore2", "mcp", "pychrome", "websocket")
 
 
 class LogFormat(logging.Formatter):
@@ -8795,7 +8829,7 @@ def _network_checks(kindly: Kindly) -> Iterator[Check]:
         )
     if settings.offline:
         yield Check("warn", "KINDLY_OFFLINE is on: nothing is fetched", "unset KINDLY_OFFLINE")
-    token = "set" if settings.http_token else "not set, so HTTP mode serves loopback only"
+    token = "set" if settings.http_tokens else "not set, so HTTP mode serves loopback only"
     yield Check("good", f"KINDLY_HTTP_TOKEN: {token}")
 
 

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import gc
 import gzip
 import itertools
 import json
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 import urllib.parse
+import warnings
 import zlib
 from pathlib import Path
 
@@ -213,7 +215,14 @@ def try_url(url, read):
 
 @pytest.fixture
 def reader(kindly):
-    return kindly(guard=Nowhere(resolve=nobody), KINDLY_CONTENT_CHAIN="http", KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS="5")
+    # The APIs of the loaders are trusted and so not guarded: here they are a port where nobody listens.
+    return kindly(
+        guard=Nowhere(resolve=nobody),
+        KINDLY_CONTENT_CHAIN="http",
+        KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS="5",
+        GITHUB_API_URL="http://127.0.0.1:9",
+        STACKEXCHANGE_API_URL="http://127.0.0.1:9",
+    )
 
 
 def test_no_url_gets_anything_but_an_error_or_a_note(reader):
@@ -446,8 +455,10 @@ def test_no_generated_answer_gets_past_any_provider(answer, status):
         if hasattr(cls, "scrape"):
             text = outcome(lambda cls=cls: cls().scrape(http, "http://8.8.8.8/", deadline=Deadline(5)))
             assert isinstance(text, (str, SearchError))
+    breakers = kindly_search.Breakers(http.settings)
+    engine = kindly_search.OpenAIAnswers(api_key="k")
     answered = outcome(
-        lambda: kindly_search.OpenAIAnswers(api_key="k").answer(http, "what is it", deadline=Deadline(5))
+        lambda: engine.answer(http, "what is it", deadline=Deadline(5), breakers=breakers, sleep=lambda seconds: None)
     )
     assert isinstance(answered, (kindly_search.Answer, SearchError))
 
@@ -498,12 +509,12 @@ GITHUB_PAGES = {
     },
     "https://github.com/o/r": {
         "/repos/o/r": {"description": "D", "language": "L", "license": {"name": "MIT"}, "stargazers_count": 5, "topics": ["a"], "archived": True, "default_branch": "main"},
-        "/repos/o/r/readme": "# Readme",
+        "/repos/o/r/readme": b"# Readme",
     },
     "https://gist.github.com/u/0123456789abcdef0123456789abcdef": {
         "/gists/0123456789abcdef0123456789abcdef": {
             "description": "D", "owner": GITHUB_USER, "comments": 1, "created_at": "2020-01-01T00:00:00Z", "html_url": "x",
-            "files": {"a.py": {"filename": "a.py", "content": "x = 1", "truncated": True, "raw_url": "http://10.0.0.1/raw", "language": "Python"}},
+            "files": {"a.py": {"filename": "a.py", "content": "x = 1", "truncated": False, "raw_url": "http://10.0.0.1/raw", "language": "Python"}},
         },
         "/gists/0123456789abcdef0123456789abcdef/comments": [{"body": "C", "user": GITHUB_USER}],
     },
@@ -531,7 +542,7 @@ def test_no_spoiled_answer_of_github_gets_past_its_loader(serve, kindly):
         body = answers.get(urllib.parse.unquote(request.path).partition("?")[0])
         if body is None:
             return 404, {"Content-Type": "application/json"}, b'{"message": "Not Found"}'
-        return 200, {"Content-Type": "application/json"}, body.encode() if isinstance(body, str) else json_bytes(body)
+        return 200, {"Content-Type": "application/json"}, body if isinstance(body, bytes) else json_bytes(body)
 
     site = serve(api)
     # Not a real guard: raw.githubusercontent.com and the gist's raw_url lead nowhere.
@@ -746,8 +757,11 @@ def page_site(serve, kindly):
         sent[0] = raw
         return outcome(lambda: reading.get_content(f"{site.url}{path}{next(numbers)}"), seconds=8.0)
 
-    read.site = site
-    return read
+    yield read
+    # urllib3 refuses some of these before it owns the response: their sockets close with the garbage.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def test_no_raw_response_gets_anything_but_a_page_or_a_note(page_site):
@@ -999,8 +1013,8 @@ class StdioServer:
     def peak_megabytes(self):
         """The most memory that the process ever had; None where that cannot be seen."""
         with contextlib.suppress(OSError):
-            line = next(line for line in Path(f"/proc/{self.pid}/status").open() if line.startswith("VmHWM"))
-            return int(line.split()[1]) / 1024
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            return int(status.partition("VmHWM:")[2].split()[0]) / 1024
         return None
 
     def close(self):
@@ -1024,6 +1038,11 @@ def held():
             return request.hold()
         if request.path.startswith("/search"):
             kind = "hold" if "slow" in request.path else "page"
+            if "surrogate" in request.path:
+                return 400, {"Content-Type": "application/json"}, b'{"message": "bad \\ud800 thing"}'
+            if "strange" in request.path:
+                hit = {"url": f"{site.url}/page/\ud800", "title": "T\udfff\x00", "content": "\ud800"}
+                return 200, {"Content-Type": "application/json"}, json.dumps({"results": [hit], "query": "\ud800"})
             if "silent" in request.path:
                 return request.hold()
             if "fifty" in request.path:
@@ -1165,6 +1184,18 @@ def test_a_call_can_be_cancelled_at_every_stage(server, held):
     assert server.call("get_content", url=held.url + "/page/after")["structuredContent"]["page_content"].startswith("#")
 
 
+@pytest.mark.parametrize("query", ["surrogate", "strange"])
+def test_no_lone_surrogate_from_a_provider_ends_the_server(held, query):
+    TRIED["provider JSON"] += 1
+    own = StdioServer(SEARXNG_URL=held.url, KINDLY_ALLOW_PRIVATE_HOSTS=held.host)
+    try:
+        result = own.call("web_search", query=query)
+        assert bool(result.get("isError")) == (query == "surrogate")
+        own.assert_alive()
+    finally:
+        own.close()
+
+
 def test_fifty_megabytes_from_a_provider_are_an_error_in_bounded_memory(server):
     TRIED["provider JSON"] += 1
     before = server.peak_megabytes()
@@ -1180,8 +1211,9 @@ def test_fifty_megabytes_from_a_provider_are_an_error_in_bounded_memory(server):
 # Tool arguments
 # ----------------------------------------------------------------------------
 
+#: No lone surrogate among them: the SDK takes such a message for broken JSON, see malformed_lines().
 ARGUMENTS = [
-    None, True, False, 0, 1, -1, 3.7, 1e308, -1e308, 10**30, "", " ", "x", "3", "-3", "1e9", "NaN", "\x00", "\ud800", "\U0001f600", "x" * 100_000, "9" * 5000, [], [[]], [None], ["x"],
+    None, True, False, 0, 1, -1, 3.7, 1e308, -1e308, 10**30, "", " ", "x", "3", "-3", "1e9", "NaN", "\x00", "\U0001f600", "x" * 100_000, "9" * 5000, [], [[]], [None], ["x"],
     [1, {}, "a.example"], ["[", "http://[::1", "a.example"], {}, {"x": 1}, {"url": "http://10.0.0.1/"}, "http://10.0.0.1/", "https://[::1", "../../etc/passwd", "${jndi:ldap://x}", "'; DROP TABLE x; --",
 ]  # fmt: skip
 
