@@ -619,8 +619,8 @@ EXTRA_PRIVATE_NETWORKS = tuple(
 #: Networks that carry an IPv4 address in their last 32 bits: NAT64 and the old IPv4-compatible form.
 EMBEDDING_NETWORKS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 
-# What no URL may hold: control characters, blanks, and the backslash that browsers read as a slash.
-URL_GARBAGE = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
+# What no URL may hold: control characters, blanks, halves of characters, and the backslash, which browsers read as /.
+URL_GARBAGE = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ud800-\udfff]")
 
 LONGEST_URL = 8000
 MOST_REDIRECTS = 10
@@ -1953,8 +1953,9 @@ def read_html(html: str, url: str = "") -> Document:
     """Everything one HTML page says, from a single parse."""
     try:
         return _read(html, url)
-    except Exception:  # whatever trips a parser, the page is still worth its words
-        return Document(markdown=_plain_text(html), text_length=len(html))
+    except Exception:  # noqa: BLE001  # whatever trips a parser, the page is still worth its words
+        text = _plain_text(html)
+        return Document(markdown=text, text_length=len(text))
 
 
 def fragment_to_markdown(html: str, url: str = "") -> str:
@@ -1964,7 +1965,7 @@ def fragment_to_markdown(html: str, url: str = "") -> str:
         root = _grow(page.html)
         _Pruner(root).drop_hidden()
         return _Renderer(_join(url, page.base)).render(root)
-    except Exception:  # as above
+    except Exception:  # noqa: BLE001  # as above
         return _plain_text(html)
 
 
@@ -2014,7 +2015,7 @@ def _kind_of(url: str, page: "_Cleaner", facts: "_Facts") -> str:
     said_forum = any("DiscussionForumPosting" in text or "QAPage" in text for text in page.json_ld)
     if said_forum or _THREAD_URL.search(url) or not _words(page.frame_classes).isdisjoint(_THREAD_WORDS):
         return "thread"
-    if any(node.tag in ("pre", "code", "samp") for node in facts.nodes):
+    if any(node.tag in ("pre", "code", "samp") or "fragment" in node.classes() for node in facts.nodes):
         return "technical"
     return "article" if facts.is_article() else ""
 
@@ -2036,8 +2037,8 @@ _TOKEN = re.compile(
 _ATTRIBUTE = re.compile(r"""([^\s=/>"'][^\s=/>]*)(?:\s*=\s*(?:"([^"]*)"?|'([^']*)'?|([^\s>]+)))?""")
 # Inline style that takes an element off the screen.
 _INVISIBLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
-# Characters that XML forbids, halves of surrogate pairs, and our own stand-ins.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff\U0010fffb-\U0010ffff]")
+# Characters that XML forbids, and halves of surrogate pairs.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 # Classes of the spans in <pre> that mean something: lines, line numbers, buttons.
 _CODE_SPAN = re.compile(r"\b(?:line|ln|lnt|lineno|linenumber|number|gutter|row|copy|clipboard)s?\b|hidden", re.I)
 
@@ -2048,7 +2049,7 @@ _KEPT_ATTRIBUTES = frozenset(
     "class id role href src alt hidden aria-hidden colspan rowspan start value type checked title datetime itemprop rel"
     " data-src data-original data-lang data-language data-syntaxhighlighter-params alttext display".split()
 )
-_BARE_TAGS = frozenset("b em strong u s small br tbody thead tr".split())  # their attributes say nothing
+_BARE_TAGS = frozenset("br tbody thead tr".split())  # their attributes say nothing
 #: Elements whose content is no markup, or none that anybody reads.
 _RAW = frozenset(
     "script style svg noscript template iframe textarea title select video audio canvas map xmp noembed noframes"
@@ -2056,13 +2057,14 @@ _RAW = frozenset(
 )
 #: Elements that vanish while their content stays.
 _UNWRAPPED = frozenset(
-    "font big nobr basefont wbr picture source param track embed area center blink frameset frame applet marquee".split()
+    "font big nobr basefont wbr picture source param track embed area center blink frameset frame applet".split()
 )
 _VOID = frozenset("br hr img input".split())
 _HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
 _BLOCKS = _HEADINGS | frozenset(
-    "address article aside blockquote body caption dd details dialog dir div dl dt fieldset figcaption figure footer form"
-    " header hgroup hr legend li main menu nav ol p pre section summary table tbody td tfoot th thead tr ul".split()
+    "address article aside blockquote body caption dd details dialog dir div dl dt fieldset figcaption figure footer"
+    " form header hgroup hr legend li main menu nav ol p pre section summary table tbody td tfoot th thead tr"
+    " ul".split()
 )
 _INDENTING = frozenset("ul ol menu dir blockquote".split())
 _FORMATTING = frozenset("a b code em i s small strike strong tt u".split())
@@ -2086,7 +2088,10 @@ class _Cleaner:
     """
 
     def __init__(self, html: str, *, keep_all: bool = False) -> None:
-        self.source = _FORBIDDEN.sub("", html[:MAX_PAGE_CHARS]).replace("\r\n", "\n").replace("\r", "\n")
+        html = html[:MAX_PAGE_CHARS].replace("\r\n", "\n").replace("\r", "\n")
+        for stand_in in (_LESS_THAN, _AMPERSAND, _NEWLINE):
+            html = html.replace(stand_in, "")
+        self.source = html
         self.keep_all = keep_all
         self.out: list[str] = []
         self.size = self.tags = self.elements = 0
@@ -2113,7 +2118,8 @@ class _Cleaner:
                 self.text(source[position : match.start()], name)
             position = self.tag(name, match) if name else match.end()
         # The <div> keeps libxml2 from wrapping loose text in paragraphs of its own.
-        self.html = f"<!DOCTYPE html><html><body><div>{''.join(self.out)}</div></body></html>"
+        written = _FORBIDDEN.sub("", "".join(self.out))
+        self.html = f"<!DOCTYPE html><html><body><div>{written}</div></body></html>"
         return self
 
     def text(self, text: str, following: str) -> None:
@@ -2309,8 +2315,6 @@ def _protect(text: str, *, raw: bool = False) -> str:
     """Text with its entities decoded, in which nothing looks like markup to the parser."""
     if "&" in text and not raw:
         text = unescaped(text)
-        # An entity may stand for a character that XML forbids.
-        text = _FORBIDDEN.sub("", text)
     if "&" in text:
         text = text.replace("&", _AMPERSAND)
     return text.replace("<", _LESS_THAN) if "<" in text else text
@@ -2344,7 +2348,7 @@ def _plain_text(html: str) -> str:
 class _Node:
     """One element: its attributes, its children in order, and how much text its subtree holds."""
 
-    __slots__ = ("tag", "attrs", "children", "parent", "chars", "link_chars", "prose", "pieces")
+    __slots__ = ("attrs", "chars", "children", "link_chars", "parent", "pieces", "prose", "tag")
 
     def __init__(self, tag: str, attrs: Mapping[str, str], parent: "_Node | None") -> None:
         self.tag = tag
@@ -2389,7 +2393,7 @@ def _grow(html: str) -> _Node:
 def _parse(html: str) -> Any:
     """The <body> as an ElementTree element: by lxml where it is installed, else by html5lib."""
     try:
-        from lxml import etree  # type: ignore[import-untyped]
+        from lxml import etree
     except ImportError:
         return _parse_with_html5lib(html)
     parser = etree.HTMLParser(remove_comments=True, remove_pis=True, no_network=True, huge_tree=True)
@@ -2402,7 +2406,7 @@ def _parse_with_html5lib(html: str) -> Any:
     class Parser(html5lib.HTMLParser):
         complaints = 0
 
-        def parseError(self, errorcode: str = "", datavars: Any = None) -> None:  # noqa: N802
+        def parseError(self, errorcode: str = "", datavars: Any = None) -> None:
             # Counted, not collected: html5lib would work out a line number for each.
             self.complaints += 1
             if self.complaints > MAX_PARSE_ERRORS:
@@ -2418,7 +2422,7 @@ def _in_page_order(root: _Node) -> list[_Node]:
     while todo:
         node = todo.pop()
         nodes.append(node)
-        todo.extend(child for child in reversed(node.children) if not isinstance(child, str))
+        todo += [child for child in reversed(node.children) if not isinstance(child, str)]
     return nodes
 
 
@@ -2441,30 +2445,29 @@ _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _POST_CLASS = re.compile(r"\b(?:hentry|type-post|status-publish)\b")
 # What stands alone between the paragraphs of an article.
 _ASIDE_TEXT = re.compile(
-    r"\W*(?:advert(?:isement)?s?|close|caption|sponsored|loading|comments?|share(?: this)?|related(?: \w+)?|see also|read more"
-    r"|more|don.t miss|you may also like|story continues|continue reading|trending)\W*",
+    r"\W*(?:advert(?:isement)?s?|close|caption|sponsored|loading|comments?|share(?: this)?|related(?: \w+)?|see also"
+    r"|read more|more|don.t miss|you may also like|story continues|continue reading|trending)\W*",
     re.I,
 )
 
 _BOILERPLATE_TAGS = frozenset("nav footer menu dialog".split())
 _BOILERPLATE_ROLES = frozenset(
-    "navigation banner contentinfo search complementary dialog alert alertdialog menu menubar toolbar".split()
+    "navigation banner contentinfo search complementary dialog alertdialog menu menubar toolbar".split()
 )
 _BOILERPLATE_WORDS = frozenset(
-    "ad ads adv advert advertisement advertising sponsor sponsored promo promos promoted promotion breadcrumb breadcrumbs"
-    " share sharing shares sharedaddy addthis sociable related recommended recommendations recirc outbrain taboola trending"
-    " popular newsletter subscribe subscription signup optin sidebar widget widgets footer masthead menu nav navbar"
-    " navigation pagination pager modal popup overlay toolbar tags taglist login signin search skip print rating ratings"
-    " feedback toc copyright bio avatar carousel slider poll teaser teasers noprint editsection prev next cta".split()
+    "ad ads adv advert advertisement advertising sponsor sponsored promo promos promoted promotion breadcrumb"
+    " breadcrumbs share sharing shares sharedaddy addthis sociable related recommended recommendations recirc outbrain"
+    " taboola trending popular newsletter subscribe subscription signup optin sidebar widget widgets footer masthead"
+    " menu nav navbar navigation pagination pager modal popup overlay toolbar tags taglist login signin search skip"
+    " print rating ratings feedback toc copyright bio avatar carousel slider poll teaser teasers noprint editsection"
+    " prev next cta".split()
 )
 _BYLINE_WORDS = frozenset("byline author timestamp meta".split())  # in a thread they say who speaks
 _COMMENT_WORDS = frozenset("comment comments disqus respond replies reply".split())
 _CONSENT_WORDS = frozenset("cookie cookies consent gdpr".split())
 _TOOL_WORDS = frozenset("copy clipboard copybtn zeroclipboard permalink edit".split())
 _CONTENTS_WORDS = frozenset(("table", "contents"))
-_NOTE_WORDS = frozenset(
-    "note tip warning caution danger important info admonition callout hint footnote footnotes".split()
-)
+_NOTE_WORDS = frozenset("note tip warning caution danger important info admonition callout hint footnote".split())
 _ASIDE_WORDS = frozenset("caption captions credit credits gallery slideshow".split())
 _UNSEEN_CLASSES = frozenset("sr-only visually-hidden visuallyhidden screen-reader-text sr_only hideme".split())
 #: Elements whose id is made from the heading below it, so that a chapter on comments is not taken for comments.
@@ -2513,7 +2516,7 @@ class _Pruner:
         self.measure()
 
     def drop_hidden(self) -> None:
-        self.drop(lambda node: bool(node.attrs) and node.prose <= self.most and _is_hidden(node))
+        self.drop(lambda node: _is_hidden(node) and node.prose <= self.most)
 
     def drop_boilerplate(self) -> None:
         self.drop(self.is_boilerplate)
@@ -2525,28 +2528,30 @@ class _Pruner:
 
     def is_boilerplate(self, node: _Node) -> bool:
         if node.tag in _BOILERPLATE_TAGS or node.get("role") in _BOILERPLATE_ROLES:
-            return self.leaves(node, 1)
+            return self.is_minor(node)
         if node.tag == "header" and node.link_chars * 2 > node.chars:
-            return self.leaves(node, 1)
+            return self.is_minor(node)
         words = self.words(node)
-        if node.tag in ("aside", "form"):
+        # In documentation an <aside> is a remark more often than a sidebar.
+        if node.tag == "form" or (node.tag == "aside" and self.kind != "technical"):
             return node.prose <= self.most and words.isdisjoint(_NOTE_WORDS)
         return bool(words) and self.is_named_boilerplate(node, words)
 
     def is_named_boilerplate(self, node: _Node, words: frozenset[str]) -> bool:
         if not words.isdisjoint(_CONSENT_WORDS):
-            return self.leaves(node, 1)
+            return self.is_minor(node)
         if not words.isdisjoint(_COMMENT_WORDS):
-            return self.kind != "thread" and (node.prose <= self.most or self.leaves(node, 500))
-        if not words.isdisjoint(_TOOL_WORDS) and node.chars < 40:
+            return self.kind != "thread" and (node.prose <= self.most or self.root.prose - node.prose >= 500)
+        if not words.isdisjoint(_TOOL_WORDS) and node.chars < 25 and node.tag != "p":
             return True
         return node.prose <= self.most and (not words.isdisjoint(self.boilerplate) or words >= _CONTENTS_WORDS)
 
     def is_aside(self, node: _Node) -> bool:
-        if node.tag in _ASIDE_TAGS and node.chars:
-            if node.link_chars >= 0.8 * node.chars or (node.chars < 40 and _ASIDE_TEXT.fullmatch(_text_of(node))):
-                return True
-        return node.tag == "figcaption" or not self.words(node).isdisjoint(_ASIDE_WORDS)
+        if node.tag == "figcaption" or not self.words(node).isdisjoint(_ASIDE_WORDS):
+            return True
+        if node.tag not in _ASIDE_TAGS or not node.chars:
+            return False
+        return node.link_chars >= 0.8 * node.chars or (node.chars < 40 and bool(_ASIDE_TEXT.fullmatch(_text_of(node))))
 
     def words(self, node: _Node) -> frozenset[str]:
         """The words of a node's class and id, as far as they tell what it is for."""
@@ -2555,9 +2560,9 @@ class _Pruner:
             label += " " + node.attrs["id"]
         return frozenset() if not label or _POST_CLASS.search(label) else _words(label)
 
-    def leaves(self, node: _Node, prose: int) -> bool:
-        """Whether the page still has that much running text without the node."""
-        return self.root.prose - node.prose >= prose
+    def is_minor(self, node: _Node) -> bool:
+        """Whether the page has words of its own without the node."""
+        return self.root.chars - self.root.link_chars > node.chars - node.link_chars or self.root.chars > 2 * node.chars
 
 
 def _words(label: str) -> frozenset[str]:
@@ -2589,28 +2594,29 @@ def _measure(node: _Node, loose: Mapping[_Node, int]) -> int:
 
 
 def _is_hidden(node: _Node) -> bool:
+    if not node.attrs:
+        return False
     classes = node.classes()
-    if not _UNSEEN_CLASSES.isdisjoint(classes) or any(name.startswith("MathJax") for name in classes):
+    if not _UNSEEN_CLASSES.isdisjoint(classes) or "MathJax" in node.get("class"):
         return True  # MathJax: what a script has drawn from the formula beside it
     if "hidden" not in node.attrs and node.get("aria-hidden") != "true":
         return False
     if node.get("role") == "tabpanel" or node.get("hidden") == "until-found":
         return False
     # Formulas are often hidden from the eye and shown as a picture.
-    return not any(inner.tag in ("math", "tex-math") for inner in _in_page_order(node))
+    return not _has_tag(node, "math", "tex-math")
 
 
 def _choose(root: _Node, *, whole: bool) -> _Node:
     """The node that holds the main content; if the whole is wanted, with all that is not clearly something else."""
-    best = _closest_text(root)
+    best = _around_its_structure(_closest_text(root))
     main = _outermost_main(best)
-    if not whole and best.prose >= (0.8 * main.prose if main else 0.4 * root.prose):
+    if not whole and best.prose >= (0.8 * main.prose if main else 0.6 * root.prose):
         return _with_its_likes(root, best)
     if main and main.prose >= 0.5 * root.prose:
         return main
-    while best.parent and best.prose < 0.9 * root.prose:
-        best = best.parent
-    return best
+    own_text = 0.9 * (root.chars - root.link_chars)
+    return next(node for node in _upwards(best) if node is root or node.chars - node.link_chars >= own_text)
 
 
 def _closest_text(root: _Node) -> _Node:
@@ -2631,6 +2637,19 @@ def _closeness(node: _Node, scores: Mapping[_Node, float]) -> float:
     for child in node.elements():
         score += scores[child] * (1 if child.tag in _PARAGRAPHS else _DECAY) - child.prose
     return score
+
+
+def _around_its_structure(node: _Node) -> _Node:
+    """The node, or what is around the list, the code or the table of data that it is only a part of."""
+    outside = node
+    for around in _upwards(node):
+        if around.tag in ("ul", "ol", "dl", "pre") or (around.tag == "table" and _has_tag(around, "th")):
+            outside = around.parent or around
+    return outside
+
+
+def _has_tag(node: _Node, *tags: str) -> bool:
+    return any(inner.tag in tags for inner in _in_page_order(node))
 
 
 def _outermost_main(node: _Node) -> _Node | None:
@@ -2674,9 +2693,7 @@ class _Facts:
         return _one_line(stated or self.page_title or self.heading())
 
     def author(self) -> str:
-        meta = self.meta(
-            "author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"
-        )
+        meta = self.meta("author", "article:author", "dc.creator", "citation_author", "parsely-author")
         name = self.stated("author") or ("" if "://" in meta else meta) or self.marked("author")
         return _one_line(name) if len(name) < 200 else ""
 
@@ -2939,18 +2956,19 @@ _LANGUAGE = re.compile(
 _BESIDE = re.compile(r"\b(?:sourceCode|hljs|syntaxhighlighter|prettyprint|src|highlight|shiki|chroma|code)\b")
 _NO_LANGUAGE = frozenset(
     "default none text plain plaintext auto nohighlight no-highlight txt block wrapper container highlight highlighter"
-    " highlighter-rouge notranslate source sourcecode code example output undefined snippet lines copy fallback inline table"
-    " box header toolbar title".split()
+    " highlighter-rouge notranslate source sourcecode code example output undefined snippet lines copy fallback inline"
+    " table box header toolbar title".split()
 )
 _SAME_LANGUAGE: Mapping[str, str] = MappingProxyType(
     {"html-basic": "html", "python3": "python", "ipython3": "python", "py3": "python", "ipython": "python"}
 )
 #: Languages believed without a prefix, as Pandoc, highlight.js, Hexo and rustdoc write them.
 _BARE_LANGUAGES = frozenset(
-    "bash c clojure cmake console cpp cs csharp css dart diff dockerfile elixir elm erlang fsharp go golang graphql groovy"
-    " haskell hcl html http ini java javascript js json jsx julia kotlin latex less lisp lua make makefile markdown matlab"
-    " nginx nim nix objc objectivec ocaml perl php powershell protobuf py python r ruby rust sass scala scheme scss sh shell"
-    " sql swift tcl terraform toml ts tsx typescript vb verilog vhdl vim vue xml yaml yml zig zsh".split()
+    "bash c clojure cmake console cpp cs csharp css dart diff dockerfile elixir elm erlang fsharp go golang graphql"
+    " groovy haskell hcl html http ini java javascript js json jsx julia kotlin latex less lisp lua make makefile"
+    " markdown matlab nginx nim nix objc objectivec ocaml perl php powershell protobuf py python r ruby rust sass scala"
+    " scheme scss sh shell sql swift tcl terraform toml ts tsx typescript vb verilog vhdl vim vue xml yaml yml zig zsh"
+    "".split()
 )
 
 
@@ -2980,8 +2998,8 @@ def _stated_language(node: _Node) -> str:
 
 # Elements that are code, formulas or line numbers whatever their tag: Doxygen, GitHub, SyntaxHighlighter, Sphinx.
 _SPECIAL_CLASS = re.compile(
-    r"(?:^|\s)(?:(fragment|js-file-line-container|syntaxhighlighter)|(math|arithmatex)|(linenos?|linenumbers?|linenodiv|gutter"
-    r"|rouge-gutter|lnt|ln|hljs-ln-n(?:umbers)?|blob-num|(?:[\w-]+-)?line-numbers?(?:-wrapper|-rows)?))(?:\s|$)"
+    r"(?:^|\s)(?:(fragment|js-file-line-container|syntaxhighlighter)|(math|arithmatex)|(linenos?|linenumbers?|linenodiv"
+    r"|gutter|rouge-gutter|lnt|ln|hljs-ln-n(?:umbers)?|blob-num|(?:[\w-]+-)?line-numbers?(?:-wrapper|-rows)?))(?:\s|$)"
 )
 # Anything that is no line number.
 _NOT_NUMBER = re.compile(r"[^\d\s.:+-]")
@@ -3015,7 +3033,10 @@ def _code_text(node: _Node) -> str:
 
 
 def _is_code_tool(node: _Node) -> bool:
-    return node.tag == "button" or _is_line_number(node) or not _ANCHOR_CLASSES.isdisjoint(node.classes())
+    if node.tag == "button" or _is_line_number(node) or not _ANCHOR_CLASSES.isdisjoint(node.classes()):
+        return True
+    number = _text_of(node).strip() if node.tag == "a" and node.get("href").startswith("#") else ""
+    return number.isdecimal() and node.get("href").endswith(number)
 
 
 def _is_code_line(node: _Node) -> bool:
@@ -3214,11 +3235,11 @@ class _Renderer:
         return joined
 
     def link(self, node: _Node, pieces: list[str]) -> list[str]:
-        href, text = node.get("href").strip(), _text_of(node).strip()
+        href, text = node.get("href").strip(), _one_line(_text_of(node))
         target = href.partition("#")[2]
         if target in self.notes:
             return [f"[^{self.notes[target]}]"]
-        if not _ANCHOR_CLASSES.isdisjoint(node.classes()) and len(text) < 10 or _TOOL_LINK.fullmatch(text):
+        if _TOOL_LINK.fullmatch(text) or (len(text) < 10 and not _ANCHOR_CLASSES.isdisjoint(node.classes())):
             return []
         if href.startswith("#") and text and not any(map(str.isalnum, text)):  # ¶, #, §, ↩
             return []
@@ -3263,7 +3284,7 @@ class _Renderer:
 
     def formula(self, node: _Node, pieces: list[str]) -> list[str]:
         """TeX that a script is meant to typeset, where a class says so."""
-        if any(inner.tag in ("math", "tex-math", "img") for inner in _in_page_order(node)):
+        if _has_tag(node, "math", "tex-math", "img"):
             return pieces
         text = _text_of(node).strip()
         return _formula(_tex(text), display=node.tag == "div" or text.startswith((r"\[", "$$")))
@@ -3456,7 +3477,7 @@ def _grid(rows: list[_Node]) -> str:
 
 
 def _is_header(row: _Node, cells: list[str]) -> bool:
-    if row.parent and row.parent.tag == "thead" or all(cell.tag == "th" for cell in _cells_of(row)):
+    if (row.parent and row.parent.tag == "thead") or all(cell.tag == "th" for cell in _cells_of(row)):
         return True
     return all(cell.startswith("**") and cell.endswith("**") for cell in cells)
 

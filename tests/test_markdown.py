@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -151,54 +152,69 @@ PAIRS = {
     "highlight.js": ('<pre><code class="hljs cpp">x</code></pre>', "```cpp\nx\n```"),
     "no language": ('<pre><code class="language-plaintext">x</code></pre>', "```\nx\n```"),
     "Sphinx": (
-        '<div class="highlight-python3 notranslate"><div class="highlight"><pre><span></span><span class="kn">import</span>'
+        '<div class="highlight-python3 notranslate"><div class="highlight"><pre><span></span>'
+        '<span class="kn">import</span>'
         ' <span class="nn">os</span>\n</pre></div></div>',
         "```python\nimport os\n```",
     ),
     "Pygments with line numbers": (
         '<table class="highlighttable"><tr><td class="linenos"><div class="linenodiv"><pre>1\n2</pre></div></td>'
-        '<td class="code"><div class="highlight"><pre><code class="language-c">a\n b\n</code></pre></div></td></tr></table>',
+        '<td class="code"><div class="highlight"><pre><code class="language-c">a\n b\n</code></pre></div></td>'
+        "</tr></table>",
         "```c\na\n b\n```",
     ),
     "Rouge with a gutter": (
-        '<div class="language-ruby highlighter-rouge"><pre class="highlight"><code><table class="rouge-table"><tbody><tr>'
-        '<td class="rouge-gutter gl"><pre class="lineno">1\n2\n</pre></td><td class="rouge-code"><pre>a\n  b\n</pre></td>'
+        '<div class="language-ruby highlighter-rouge"><pre class="highlight"><code><table class="rouge-table">'
+        "<tbody><tr>"
+        '<td class="rouge-gutter gl"><pre class="lineno">1\n2\n</pre></td><td class="rouge-code"><pre>a\n  b\n'
+        "</pre></td>"
         "</tr></tbody></table></code></pre></div>",
         "```ruby\na\n  b\n```",
     ),
     "Chroma with a gutter": (
-        '<div class="highlight"><table class="lntable"><tr><td class="lntd"><pre class="chroma"><code><span class="lnt">1\n'
+        '<div class="highlight"><table class="lntable"><tr><td class="lntd"><pre class="chroma"><code>'
+        '<span class="lnt">1\n'
         '</span></code></pre></td><td class="lntd"><pre class="chroma"><code class="language-go" data-lang="go">'
-        '<span class="line"><span class="cl"><span class="kd">a</span>\n</span></span></code></pre></td></tr></table></div>',
+        '<span class="line"><span class="cl"><span class="kd">a</span>\n</span></span></code></pre></td></tr>'
+        "</table></div>",
         "```go\na\n```",
     ),
     "Docusaurus": (
-        '<div class="language-jsx codeBlockContainer_x"><div class="codeBlockContent_y"><pre class="prism-code language-jsx">'
-        '<code class="codeBlockLines_z"><span class="token-line" style="color:#39"><span class="token plain">a {</span><br>'
-        '</span><span class="token-line"><span class="token plain" style="display:inline-block">  b</span><br></span></code>'
+        '<div class="language-jsx codeBlockContainer_x"><div class="codeBlockContent_y">'
+        '<pre class="prism-code language-jsx">'
+        '<code class="codeBlockLines_z"><span class="token-line" style="color:#39">'
+        '<span class="token plain">a {</span><br>'
+        '</span><span class="token-line"><span class="token plain" style="display:inline-block">  b</span><br>'
+        "</span></code>"
         '</pre><div class="buttonGroup_q"><button type="button">Copy</button></div></div></div>',
         "```jsx\na {\n  b\n```",
     ),
     "Prism": (
-        '<pre class="line-numbers language-css"><code class="language-css"><span class="token comment">/* x */</span>\na'
+        '<pre class="line-numbers language-css"><code class="language-css"><span class="token comment">/* x */'
+        "</span>\na"
         '<span aria-hidden="true" class="line-numbers-rows"><span></span></span></code></pre>',
         "```css\n/* x */\na\n```",
     ),
     "Shiki": (
-        '<pre class="shiki"><code><span class="line"><span style="color:#F97">a</span></span>\n<span class="line">  b</span>'
+        '<pre class="shiki"><code><span class="line"><span style="color:#F97">a</span></span>\n'
+        '<span class="line">  b</span>'
         "</code></pre>",
         "```\na\n  b\n```",
     ),
+    "numbers that are links": ('<pre><a href="#1" id="1">1</a>a\n<a href="#2" id="2">2</a>b</pre>', "```\na\nb\n```"),
     "lines in divisions": ("<pre><div>a</div><div>  b</div></pre>", "```\na\n  b\n```"),
     "lines in items": ('<pre class="prettyprint"><ol><li>a</li><li>  b</li></ol></pre>', "```\na\n  b\n```"),
     "a table in a code block": (
-        '<pre><code class="hljs"><table class="hljs-ln"><tr><td class="hljs-ln-numbers"><div class="hljs-ln-n">1</div></td>'
-        '<td class="hljs-ln-code">a</td></tr><tr><td class="hljs-ln-numbers">2</td><td>  b</td></tr></table></code></pre>',
+        '<pre><code class="hljs"><table class="hljs-ln"><tr><td class="hljs-ln-numbers">'
+        '<div class="hljs-ln-n">1</div></td>'
+        '<td class="hljs-ln-code">a</td></tr><tr><td class="hljs-ln-numbers">2</td><td>  b</td></tr></table>'
+        "</code></pre>",
         "```\na\n  b\n```",
     ),
     "a GitHub blob": (
         '<table class="highlight js-file-line-container"><tr><td class="blob-num" data-line-number="1"></td>'
-        '<td class="blob-code blob-code-inner">a</td></tr><tr><td class="blob-num"></td><td class="blob-code">  b</td></tr>'
+        '<td class="blob-code blob-code-inner">a</td></tr><tr><td class="blob-num"></td>'
+        '<td class="blob-code">  b</td></tr>'
         "</table>",
         "```\na\n  b\n```",
     ),
@@ -247,11 +263,13 @@ PAIRS = {
         "$x^2$",
     ),
     "MathJax": (
-        '<p><span class="MathJax_Preview">x2</span><span class="MathJax">x2</span><script type="math/tex">x^2</script></p>',
+        '<p><span class="MathJax_Preview">x2</span><span class="MathJax">x2</span><script type="math/tex">x^2'
+        "</script></p>",
         "$x^2$",
     ),
     "Wikipedia": (
-        '<p><span class="mwe-math-element"><span style="display: none;"><math alttext="{\\displaystyle x^2}"><mi>x</mi></math>'
+        '<p><span class="mwe-math-element"><span style="display: none;"><math alttext="{\\displaystyle x^2}">'
+        "<mi>x</mi></math>"
         '</span><img class="mwe-math-fallback-image-inline" alt="{\\displaystyle x^2}" src="/x.svg"></span></p>',
         "$x^2$",
     ),
@@ -332,13 +350,16 @@ def test_sphinx_pages_keep_their_chapters_and_lose_their_frame(parser: str) -> N
     <div class="document"><div class="documentwrapper"><div class="bodywrapper"><div class="body" role="main">
     <section id="comments"><h1>Comments<a class="headerlink" href="#comments">¶</a></h1><p>{PROSE}</p>
     <div class="admonition note"><p class="admonition-title">Note</p><p>Mind the gap.</p></div>
-    <div class="highlight-default notranslate"><div class="highlight"><pre><span class="n">x</span> = 1\n</pre></div></div>
+    <div class="highlight-default notranslate"><div class="highlight"><pre><span class="n">x</span> = 1\n</pre></div>
+    </div>
     <section id="related"><h2>Related<a class="headerlink" href="#related">¶</a></h2><p>More about it.</p></section>
-    <dl class="py function"><dt class="sig sig-object py" id="p.f"><span class="sig-name">f</span>(<em>a</em>, <em>*b</em>)
+    <dl class="py function"><dt class="sig sig-object py" id="p.f">
+    <span class="sig-name">f</span>(<em>a</em>, <em>*b</em>)
     <a class="reference internal" href="_modules/p.html"><span class="viewcode-link">[source]</span></a></dt>
     <dd><p>Does it.</p><dl class="field-list"><dt>Parameters</dt><dd><p>a – first</p></dd></dl></dd></dl>
     </section></div></div></div>
-    <div class="sphinxsidebar" role="navigation"><h3>Table of Contents</h3><ul><li><a href="#x">Comments</a></li></ul></div>
+    <div class="sphinxsidebar" role="navigation"><h3>Table of Contents</h3><ul><li><a href="#x">Comments</a></li>
+    </ul></div>
     </div><div class="footer">© Copyright 2020, Authors. Created using Sphinx.</div></body></html>"""
     markdown = html_to_markdown(page, PAGE)
     assert_holds(
@@ -350,45 +371,65 @@ def test_sphinx_pages_keep_their_chapters_and_lose_their_frame(parser: str) -> N
 def test_mkdocs_pages_keep_their_text_and_lose_their_frame(parser: str) -> None:
     page = f"""<body><header class="md-header"><nav><a href="/">Project</a></nav></header>
     <div class="md-container"><main class="md-main"><div class="md-main__inner md-grid">
-    <div class="md-sidebar md-sidebar--primary"><nav class="md-nav"><ul><li><a href="a/">Install</a></li></ul></nav></div>
+    <div class="md-sidebar md-sidebar--primary"><nav class="md-nav"><ul><li><a href="a/">Install</a></li></ul></nav>
+    </div>
     <div class="md-sidebar md-sidebar--secondary"><nav class="md-nav"><a href="#x">On this page</a></nav></div>
     <div class="md-content"><article class="md-content__inner md-typeset">
-    <a href="https://github.com/x/edit/main/a.md" title="Edit this page" class="md-content__button md-icon">Edit this page</a>
+    <a href="https://github.com/x/edit/main/a.md" title="Edit this page" class="md-button">Edit this page</a>
     <h1 id="install">Install<a class="headerlink" href="#install" title="Permanent link">¶</a></h1><p>{PROSE}</p>
-    <div class="highlight"><pre><span></span><code class="language-bash"><a id="__codelineno-0-1" href="#l"></a>pip install x
+    <div class="highlight"><pre><span></span><code class="language-bash"><a id="l-0-1" href="#l"></a>pip install x
 </code></pre></div><details class="tip" open><summary>Tip</summary><p>Use a venv.</p></details></article></div></div>
-    <footer class="md-footer"><nav><a href="b/">Next</a></nav><p>Made with Material for MkDocs</p></footer></main></div></body>"""
+    <footer class="md-footer"><nav><a href="b/">Next</a></nav><p>Made with Material for
+    MkDocs</p></footer></main></div></body>"""
     markdown = html_to_markdown(page, PAGE)
     assert_holds(markdown, "# Install", PROSE, "```bash\npip install x\n```", "**Tip**\n\nUse a venv.")
     assert_lacks(markdown, "Project", "On this page", "Edit", "Next", "Made with", "¶")
 
 
 def test_docusaurus_pages_keep_their_text_and_lose_their_frame(parser: str) -> None:
-    page = f"""<body class="navigation-with-keyboard"><div id="__docusaurus"><nav class="navbar"><a href="/">Docs</a></nav>
-    <div class="main-wrapper docs-wrapper"><aside class="theme-doc-sidebar-container"><ul><li><a href="/a">Guide</a></li></ul>
-    </aside><main class="docMainContainer"><div class="row"><div class="col"><article><nav class="theme-doc-breadcrumbs">
+    page = f"""<body class="navigation-with-keyboard"><div id="__docusaurus"><nav class="navbar"><a href="/">Docs</a>
+    </nav>
+    <div class="main-wrapper docs-wrapper"><aside class="theme-doc-sidebar-container"><ul><li><a href="/a">Guide</a>
+    </li></ul>
+    </aside><main class="docMainContainer"><div class="row"><div class="col"><article>
+    <nav class="theme-doc-breadcrumbs">
     <ul><li><a href="/">Home</a></li></ul></nav><div class="theme-doc-markdown markdown"><h1>Intro</h1><p>{PROSE}</p>
-    <div class="theme-admonition theme-admonition-info alert alert--info"><div>info</div><div><p>Good to know.</p></div></div>
+    <div class="theme-admonition theme-admonition-info alert alert--info"><div>info</div><div><p>Good to know.</p>
+    </div></div>
     <div role="tabpanel" hidden><pre class="language-js"><code>let a</code></pre></div></div>
     <footer class="theme-doc-footer"><a href="https://github.com/e">Edit this page</a></footer></article>
     <nav class="pagination-nav"><a href="/b">Next<div>Install</div></a></nav></div>
-    <div class="col col--3"><div class="tableOfContents_x"><ul><li><a href="#i">Intro section</a></li></ul></div></div></div>
+    <div class="col col--3"><div class="tableOfContents_x"><ul><li><a href="#i">Intro section</a></li></ul></div>
+    </div></div>
     </main></div><footer class="footer"><p>Copyright © 2024 Project.</p></footer></div></body>"""
     markdown = html_to_markdown(page, PAGE)
     assert_holds(markdown, "# Intro", PROSE, "Good to know.", "```js\nlet a\n```")
     assert_lacks(markdown, "Guide", "Home", "Edit this page", "Install", "Intro section", "Copyright")
 
 
+def test_remarks_in_documentation_are_kept(parser: str) -> None:
+    page = f"""<main><h1>T</h1><p>{PROSE}</p><pre>x</pre><aside class="notice">Mind this.</aside>
+    <div class="alert alert-warning" role="alert">Mind that.</div><aside class="right-sidebar">Junk</aside></main>"""
+    markdown = html_to_markdown(page, PAGE)
+    assert_holds(markdown, "Mind this.", "Mind that.")
+    assert_lacks(markdown, "Junk")
+
+
 def test_rustdoc_pages_keep_every_method(parser: str) -> None:
     methods = "".join(
-        f'<details class="toggle method-toggle" open><summary><section id="method.m{i}" class="method"><h4 class="code-header">'
-        f'pub fn <a href="#method.m{i}" class="fn">m{i}</a>(&amp;self) -&gt; <a class="primitive" href="../p.html">usize</a></h4>'
-        f'</section></summary><div class="docblock"><p>Method {i} does what its name says.</p><pre class="rust"><code>m{i}()'
+        f'<details class="toggle method-toggle" open><summary><section id="method.m{i}" class="method">'
+        f'<h4 class="code-header">'
+        f'pub fn <a href="#method.m{i}" class="fn">m{i}</a>(&amp;self) -&gt; '
+        f'<a class="primitive" href="../p.html">usize</a></h4>'
+        f'</section></summary><div class="docblock"><p>Method {i} does what its name says.</p>'
+        f'<pre class="rust"><code>m{i}()'
         "</code></pre></div></details>"
         for i in range(5)
     )
-    page = f"""<body class="rustdoc struct"><nav class="sidebar"><a href="#a">Methods</a></nav><main><div class="width-limiter">
-    <section id="main-content" class="content"><div class="main-heading"><h1>Struct <span class="struct">Thing</span></h1></div>
+    page = f"""<body class="rustdoc struct"><nav class="sidebar"><a href="#a">Methods</a></nav><main>
+    <div class="width-limiter">
+    <section id="main-content" class="content"><div class="main-heading"><h1>Struct <span class="struct">Thing</span>
+    </h1></div>
     <pre class="rust item-decl"><code>pub struct Thing&lt;T&gt; {{ }}</code></pre>
     <details class="toggle top-doc" open><summary class="hideme"><span>Expand description</span></summary>
     <div class="docblock"><p>{PROSE}</p></div></details><h2 id="implementations">Implementations</h2>
@@ -402,10 +443,13 @@ def test_rustdoc_pages_keep_every_method(parser: str) -> None:
 
 def test_javadoc_pages_keep_signatures_and_tables(parser: str) -> None:
     page = f"""<body class="class-declaration-page"><div class="flex-box"><header role="banner" class="flex-header">
-    <nav role="navigation"><div class="top-nav" id="navbar-top"><ul><li><a href="../index.html">Overview</a></li></ul></div>
-    </nav></header><div class="flex-content"><main role="main"><div class="header"><h1 class="title">Class Foo</h1></div>
+    <nav role="navigation"><div class="top-nav" id="navbar-top"><ul><li><a href="../index.html">Overview</a></li>
+    </ul></div>
+    </nav></header><div class="flex-content"><main role="main"><div class="header"><h1 class="title">Class Foo</h1>
+    </div>
     <section class="class-description" id="class-description"><div class="type-signature">public class <b>Foo</b></div>
-    <div class="block">{PROSE}</div></section><section class="method-summary" id="method-summary"><h2>Method Summary</h2>
+    <div class="block">{PROSE}</div></section><section class="method-summary" id="method-summary">
+    <h2>Method Summary</h2>
     <table class="memberSummary"><tr><th>Modifier</th><th>Method</th></tr><tr><td><code>void</code></td>
     <td><code><a href="#run()">run</a>()</code></td></tr></table></section></main>
     <footer role="contentinfo"><p><small>Copyright © 1993, Oracle.</small></p></footer></div></div></body>"""
@@ -415,9 +459,11 @@ def test_javadoc_pages_keep_signatures_and_tables(parser: str) -> None:
 
 
 def test_doxygen_pages_keep_members_and_code(parser: str) -> None:
-    page = f"""<body><div id="top"><div id="titlearea"><table><tr><td id="projectalign">Proj</td></tr></table></div></div>
+    page = f"""<body><div id="top"><div id="titlearea"><table><tr><td id="projectalign">Proj</td></tr></table></div>
+    </div>
     <div id="side-nav" class="ui-resizable side-nav-resizable"><div id="nav-tree"><a href="x.html">Tree</a></div></div>
-    <div id="doc-content"><div class="header"><div class="headertitle"><div class="title">ns::Foo Class</div></div></div>
+    <div id="doc-content"><div class="header"><div class="headertitle"><div class="title">ns::Foo Class</div></div>
+    </div>
     <div class="contents"><div class="textblock"><p>{PROSE}</p></div><h2 class="groupheader">Member Function</h2>
     <div class="memitem"><div class="memproto"><table class="memname"><tr><td class="memname">int f</td><td>(</td>
     <td class="paramtype">int</td><td>x</td><td>)</td></tr></table></div><div class="memdoc"><p>Does f.</p>
@@ -430,7 +476,8 @@ def test_doxygen_pages_keep_members_and_code(parser: str) -> None:
 
 def test_man_pages_keep_their_layout(parser: str) -> None:
     page = """<body><div class="nav-bar"><table><tr><td><a href="../index.html">man7.org</a></td></tr></table></div>
-    <h1>ls(1) — Linux manual page</h1><h2><a id="NAME" href="#NAME"></a>NAME</h2><pre>       ls - list directory contents
+    <h1>ls(1) — Linux manual page</h1><h2><a id="NAME" href="#NAME"></a>NAME</h2>
+    <pre>       ls - list directory contents
 </pre><h2>SYNOPSIS</h2><pre>       <b>ls</b> [<i>OPTION</i>]... [<i>FILE</i>]...
 </pre><div class="footer"><p>HTML rendering created 2024-01-01</p></div></body>"""
     markdown = html_to_markdown(page, PAGE)
@@ -440,7 +487,8 @@ def test_man_pages_keep_their_layout(parser: str) -> None:
 
 def test_a_forum_thread_keeps_every_post(parser: str) -> None:
     posts = "".join(
-        f'<div class="post comment" id="p{i}"><div class="author">user{i}</div><div class="postbody"><p>Post {i}: {PROSE}</p>'
+        f'<div class="post comment" id="p{i}"><div class="author">user{i}</div><div class="postbody">'
+        f"<p>Post {i}: {PROSE}</p>"
         "</div></div>"
         for i in range(6)
     )
@@ -454,12 +502,15 @@ def test_a_forum_thread_keeps_every_post(parser: str) -> None:
 def test_an_article_loses_its_comments_and_other_stories(parser: str) -> None:
     body = "".join(f"<p>Paragraph {i}. {PROSE}</p>" for i in range(6))
     comments = "".join(f'<li class="comment"><p>Reader {i}: {PROSE} {PROSE}</p></li>' for i in range(9))
-    page = f"""<html><head><meta property="og:type" content="article"></head><body><header><nav><a href="/">Home</a></nav></header>
+    page = f"""<html><head><meta property="og:type" content="article"></head><body><header><nav><a href="/">Home</a>
+    </nav></header>
     <article><div class="byline">By Jo</div><div class="body">{body}<figure><img src="a.jpg" alt="Big crowd">
-    <figcaption>A crowd. Photo: AP</figcaption></figure><p><strong><a href="/o">READ MORE ABOUT IT</a></strong></p></div>
+    <figcaption>A crowd. Photo: AP</figcaption></figure><p><strong><a href="/o">READ MORE ABOUT IT</a></strong></p>
+    </div>
     <div class="share">Share this</div><div class="related-stories"><h3>Related</h3><p>{PROSE}</p></div>
     <div class="newsletter-signup"><p>Get our newsletter every morning, it is free of charge.</p></div></article>
-    <section id="comments"><ol>{comments}</ol></section><footer><p>All rights reserved by the paper.</p></footer></body></html>"""
+    <section id="comments"><ol>{comments}</ol></section><footer><p>All rights reserved by the
+    paper.</p></footer></body></html>"""
     markdown = html_to_markdown(page, "https://news.example.org/2024/story")
     assert_holds(markdown, *(f"Paragraph {i}." for i in range(6)))
     assert_lacks(markdown, "Reader", "READ MORE", "Related", "newsletter", "By Jo", "Photo: AP", "All rights", "Home")
@@ -470,8 +521,10 @@ def test_a_readme_keeps_headings_badges_apart_and_code(parser: str) -> None:
     <article class="markdown-body entry-content"><h1 dir="auto">tool<a class="anchor" href="#tool"></a></h1>
     <p><a href="https://ci"><img src="/badge.svg" alt="build status"></a></p><p>{PROSE}</p><h2>Install</h2>
     <div class="highlight highlight-source-shell"><pre>pip install tool</pre><div class="zeroclipboard-container">
-    <clipboard-copy aria-label="Copy">Copy</clipboard-copy></div></div><ul class="contains-task-list"><li class="task-list-item">
-    <input type="checkbox" checked> done</li></ul></article></div></main><footer><p>© 2024 Host, Inc.</p></footer></body>"""
+    <clipboard-copy aria-label="Copy">Copy</clipboard-copy></div></div><ul class="contains-task-list">
+    <li class="task-list-item">
+    <input type="checkbox" checked> done</li></ul></article></div></main><footer><p>© 2024 Host,
+    Inc.</p></footer></body>"""
     markdown = html_to_markdown(page, PAGE)
     assert_holds(markdown, "# tool", PROSE, "## Install", "```shell\npip install tool\n```", "- [x] done")
     assert_lacks(markdown, "Sign in", "Copy", "© 2024")
@@ -498,7 +551,7 @@ def test_an_api_reference_keeps_parameters_and_examples(parser: str) -> None:
 
 def test_a_listing_page_keeps_its_links(parser: str) -> None:
     items = "".join(f'<li><a href="/p/{i}">Package number {i}</a></li>' for i in range(20))
-    page = f"<body><nav><a href='/'>Home</a></nav><main><h1>Packages</h1><ul>{items}</ul></main><footer>Fin</footer></body>"
+    page = f"<nav><a href='/'>Home</a></nav><main><h1>Packages</h1><ul>{items}</ul></main><footer>Fin</footer>"
     markdown = html_to_markdown(page, PAGE)
     assert_holds(markdown, "# Packages", "- [Package number 0](https://example.org/p/0)", "number 19")
     assert_lacks(markdown, "Home", "Fin")
@@ -506,8 +559,10 @@ def test_a_listing_page_keeps_its_links(parser: str) -> None:
 
 @pytest.mark.parametrize("text", ["It works!", "ok", "404", "Hello, world. This page is short."])
 def test_a_very_short_page_is_its_text(text: str, parser: str) -> None:
-    page = f"""<html><body><nav><a href="/">Home</a><a href="/about">About us</a></nav><main><h1>Title</h1><p>{text}</p></main>
-    {COOKIES}<footer><p>Copyright 2024 Some Company with a long imprint, all rights reserved.</p></footer></body></html>"""
+    page = f"""<html><body><nav><a href="/">Home</a><a href="/about">About us</a></nav><main><h1>Title</h1>
+    <p>{text}</p></main>
+    {COOKIES}<footer><p>Copyright 2024 Some Company with a long imprint, all rights
+    reserved.</p></footer></body></html>"""
     assert html_to_markdown(page, PAGE) == f"# Title\n\n{text}"
 
 
@@ -542,7 +597,8 @@ FACTS_PAGE = """<html lang="de"><head><title>Page &amp; title</title><base href=
 <meta name="robots" content="noindex, nofollow"><meta http-equiv="refresh" content="5; URL='/next'">
 <script>1</script><script src="x.js"></script><script type="application/ld+json">{"@graph": [{"@type": "NewsArticle",
 "headline": "The &amp; headline", "author": [{"name": "Jo Doe"}, {"name": "Al Roe"}], "datePublished": "2024-05-06",
-"isAccessibleForFree": "False"}]}</script></head><body><h1>Heading</h1><p>Text.</p><noscript>Please enable JavaScript</noscript>
+"isAccessibleForFree": "False"}]}</script></head><body><h1>Heading</h1><p>Text.</p>
+    <noscript>Please enable JavaScript</noscript>
 <form><input type="password"></form></body></html>"""
 
 
@@ -642,7 +698,7 @@ def test_a_shallow_recursion_limit_is_enough() -> None:
 
 
 def _frames() -> Iterator[object]:
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -708,7 +764,7 @@ def test_mutated_pages_never_raise(data: st.DataObject) -> None:
             + data.draw(st.one_of(SNIPPETS, st.text(max_size=3)))
             + page[cut + data.draw(st.integers(0, 9)) :]
         )
-    assert html_to_markdown(page, PAGE)
+    assert isinstance(html_to_markdown(page, PAGE), str)
 
 
 CODE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Co", "Cn"], include_characters="\n\t")).filter(str.strip)
