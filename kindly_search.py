@@ -6098,7 +6098,8 @@ def _fence_after(line: str, fence: str) -> str:
 
 def arranged(markdown: str, limit: int) -> str:
     """The page as it is where it fits into an answer; otherwise with huge blocks divided, so that it can be cut."""
-    if cost(markdown) <= limit:
+    # A tenth is for what stands around the page: its address, the call that continues it.
+    if cost(markdown) <= limit * 9 // 10:
         return markdown
     most = limit // 4
     return "".join(text if cost(text) <= most else _divided(text, most) for text in _block_texts(markdown))
@@ -6183,6 +6184,8 @@ def excerpt(markdown: str, start: int, room: int) -> Excerpt:
 def _line_end(markdown: str, start: int, room: int) -> int:
     """The end of the last line that fits, for a block that is too large for the room as a whole."""
     window = markdown[start : start + max(1, room // 2)]
+    while cost(window) > room and len(window) > 1:
+        window = window[: len(window) // 2]
     return start + (window.rfind("\n") + 1 or len(window))
 
 

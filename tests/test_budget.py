@@ -119,9 +119,15 @@ pages = st.lists(pieces, min_size=1, max_size=12).map("".join)
 limits = st.integers(2000, 9000)
 
 
+def thorough(examples: int) -> settings:
+    """The same examples in every run, however slow the machine: a failure must not depend on luck."""
+    return settings(max_examples=examples, deadline=None, derandomize=True)
+
+
 # -- blocks ------------------------------------------------------------------
 
 
+@thorough(100)
 @given(st.text())
 def test_the_blocks_of_any_text_joined_are_the_text(text: str) -> None:
     blocks = split_blocks(text)
@@ -218,7 +224,7 @@ def test_a_cut_ends_with_one_line_that_names_the_exact_call() -> None:
     assert page[:index].rstrip("\n") == answer[: more.start()]
 
 
-@settings(max_examples=150, deadline=None)
+@thorough(150)
 @given(pages, limits)
 def test_following_the_calls_gives_the_whole_page_without_gap_or_overlap(page: str, limit: int) -> None:
     whole = arranged(page, limit)
@@ -229,7 +235,7 @@ def test_following_the_calls_gives_the_whole_page_without_gap_or_overlap(page: s
         assert whole[start:end].rstrip("\n") == text.rstrip("\n")
 
 
-@settings(max_examples=150, deadline=None)
+@thorough(150)
 @given(pages, limits)
 def test_no_part_is_longer_than_the_limit_as_json(page: str, limit: int) -> None:
     start = 0
@@ -242,7 +248,7 @@ def test_no_part_is_longer_than_the_limit_as_json(page: str, limit: int) -> None
         start = int(more[4])
 
 
-@settings(max_examples=100, deadline=None)
+@thorough(100)
 @given(st.text(max_size=300), st.integers(1, 200), limits, st.integers(0, 70_000))
 def test_any_text_from_any_index_stays_within_the_limit(text: str, times: int, limit: int, start: int) -> None:
     answer = continued(text * times, URL, start=start, limit=limit)
@@ -250,13 +256,20 @@ def test_any_text_from_any_index_stays_within_the_limit(text: str, times: int, l
     assert serialised(answer) <= limit
 
 
-@settings(max_examples=100, deadline=None)
+@thorough(100)
 @given(pages, limits)
 def test_no_part_ends_inside_a_code_block(page: str, limit: int) -> None:
     assert not [text[-200:] for _, text in all_parts(page, limit) if open_fence(text)]
 
 
-@settings(max_examples=60, deadline=None)
+def test_a_code_block_that_would_fit_but_for_the_frame_of_the_answer_is_not_cut_open() -> None:
+    for lines in range(40, 60):
+        page = "Example:\n" + code_block(lines)
+        for limit in range(cost(page), cost(page) + 120, 10):
+            assert not [text for _, text in all_parts(page, max(limit, 2000)) if open_fence(text)]
+
+
+@thorough(60)
 @given(st.integers(1, 400), limits)
 def test_a_table_is_cut_between_rows_only(rows: int, limit: int) -> None:
     for _, text in all_parts("Intro\n\n" + table(rows), limit):
@@ -345,6 +358,7 @@ def test_a_huge_page_is_cut_and_condensed_in_linear_time(page: str) -> None:
 # -- fair shares -------------------------------------------------------------
 
 
+@thorough(100)
 @given(st.lists(st.integers(0, 100_000), max_size=10), st.integers(-1000, 200_000))
 def test_nobody_gets_more_than_it_needs_and_all_together_no_more_than_there_is(needs: list[int], room: int) -> None:
     shares = fair_shares(needs, room)
@@ -354,6 +368,7 @@ def test_nobody_gets_more_than_it_needs_and_all_together_no_more_than_there_is(n
     assert sum(shares) <= max(0, room)
 
 
+@thorough(100)
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=10), st.integers(0, 200_000))
 def test_room_stays_unused_only_when_everybody_has_enough(needs: list[int], room: int) -> None:
     spare = room - sum(fair_shares(needs, room))
@@ -361,6 +376,7 @@ def test_room_stays_unused_only_when_everybody_has_enough(needs: list[int], room
     assert spare < len(needs) or fair_shares(needs, room) == needs
 
 
+@thorough(100)
 @given(st.lists(st.integers(0, 100_000), min_size=2, max_size=10), st.integers(0, 200_000))
 def test_a_page_that_is_cut_has_at_least_as_much_as_any_other(needs: list[int], room: int) -> None:
     shares = fair_shares(needs, room)
@@ -484,13 +500,18 @@ def test_a_page_whose_first_block_is_too_large_shows_its_beginning_with_the_fenc
     assert cost(short) <= 1500
 
 
-@settings(max_examples=100, deadline=None)
+@thorough(100)
 @given(pages, st.integers(900, 8000), st.sampled_from(["item", "compute step", "row", "nothing of it"]))
 def test_a_condensed_page_is_never_larger_than_its_room(page: str, room: int, query: str) -> None:
     short = condensed(page, URL, query, room=room, limit=max(room, 4000))
 
     assert cost(short) <= room
     assert not open_fence(short)
+
+
+def test_a_condensed_page_of_characters_that_json_spells_out_stays_within_its_room() -> None:
+    for room in range(900, 1300, 7):
+        assert cost(condensed("\x01" * 2000 + "\n\nEnd", URL, "end", room=room, limit=4000)) <= room
 
 
 def test_rare_words_of_the_query_count_more_than_common_ones() -> None:
@@ -534,7 +555,7 @@ results_of_any_size = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@thorough(100)
 @given(results_of_any_size, st.sampled_from([25_000, 40_000, 60_000]))
 def test_the_whole_answer_stays_within_the_limit(results: list[SearchResult], limit: int) -> None:
     fitted = fit_results(results, "compute row", limit)

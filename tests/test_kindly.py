@@ -362,7 +362,7 @@ def test_a_cancelled_call_ends_promptly(world: World, stage: str) -> None:
 
     with pytest.raises(Cancelled):
         world.kindly().web_search("topics", check_cancelled=check)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 2
 
 
 def test_two_hits_on_the_same_page_are_one_result(world: World) -> None:

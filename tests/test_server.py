@@ -346,11 +346,14 @@ class Raw:
         self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         self.process.stdin.flush()
 
+    def next_line(self, seconds: float = 15.0) -> bytes:
+        return self._arrived.get(timeout=seconds)
+
     def answer(self, number: int, seconds: float = 15.0) -> Any:
         """The reply to a request; what else arrives is passed over."""
         end = time.monotonic() + seconds
         while True:
-            message = json.loads(self._arrived.get(timeout=max(0.01, end - time.monotonic())))
+            message = json.loads(self.next_line(max(0.01, end - time.monotonic())))
             if message.get("id") == number:
                 return message
 
@@ -524,15 +527,15 @@ def test_a_value_that_does_not_parse_ends_the_start_with_a_sentence(start: Calla
 
 
 def test_several_calls_run_at_the_same_time(world: World, start: Callable[..., Raw]) -> None:
-    world.pages["/sun"] = lambda request: time.sleep(0.6) or article("the sun")
-    world.pages["/moon"] = lambda request: time.sleep(0.6) or article("the moon")
+    both = threading.Barrier(2, timeout=10)
+    for path in ("/sun", "/moon"):
+        world.pages[path] = lambda request: (both.wait(), article("both"))[1]
     raw = start(world.environ())
     raw.hello()
 
-    started = time.monotonic()
     raw.call(1, "get_content", url=world.web.url + "/sun")
     raw.call(2, "get_content", url=world.web.url + "/moon")
-    seen = {json.loads(raw._arrived.get(timeout=10))["id"] for _ in range(2)}
 
-    assert seen == {1, 2}
-    assert time.monotonic() - started < 1.15
+    for _ in range(2):
+        message = json.loads(raw.next_line())
+        assert "Paragraph 3: both" in message["result"]["structuredContent"]["page_content"]
