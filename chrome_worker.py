@@ -776,6 +776,8 @@ BASE_FLAGS = (
     "--use-mock-keychain",
     "--window-size=1280,1600",
     "--blink-settings=imagesEnabled=false",
+    # Two names of one switch: newer versions ignore the old one, and WebRTC would then speak UDP past the proxy.
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--disable-features=Translate,MediaRouter,OptimizationHints,OptimizationGuideModelDownloading,HttpsUpgrades,"
     "InterestFeedContentSuggestions,AutofillServerCommunication,CertificateTransparencyComponentUpdater,"

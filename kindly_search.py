@@ -611,9 +611,13 @@ def _as_markdown(text: str) -> str:
 #: Names that are private whatever they resolve to (a proxy might resolve them for us).
 PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".intranet", ".lan", ".home.arpa", ".localdomain")
 
-#: Networks that Python's ipaddress calls global, or does so in some versions only.
+#: Networks that Python's ipaddress calls global, or does so in some versions only; the single address is the
+#: metadata server of every Azure machine.
 EXTRA_PRIVATE_NETWORKS = tuple(
-    map(ipaddress.ip_network, ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10"))
+    map(
+        ipaddress.ip_network,
+        ("100.64.0.0/10", "168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10"),
+    )
 )
 
 #: Networks that carry an IPv4 address in their last 32 bits: NAT64 and the old IPv4-compatible form.
