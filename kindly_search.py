@@ -2779,14 +2779,15 @@ _TRACKING = re.compile(
 )
 
 
-def strip_tracking(url: str) -> str:
-    """The address without parameters that only track the reader; everything else byte for byte."""
+def strip_tracking(url: str, *, also: str = "") -> str:
+    """The address without parameters that only track the reader, and without `also`; all else byte for byte."""
     head, question_mark, rest = url.partition("?")
     if not question_mark or "#" in head:
         return url
     query, hash_mark, fragment = rest.partition("#")
     pairs = query.split("&")
-    kept = [pair for pair in pairs if not _TRACKING.match(pair.partition("=")[0])]
+    named = [(pair.partition("=")[0], pair) for pair in pairs]
+    kept = [pair for name, pair in named if not _TRACKING.match(name) and (not also or name != also)]
     if len(kept) == len(pairs):
         return url
     return head + ("?" if kept else "") + "&".join(kept) + hash_mark + fragment
@@ -6809,7 +6810,10 @@ def _citation(annotation: dict[str, Any], text: str, offset: int) -> Citation | 
         return None
     start = _position(annotation.get("start_index"), offset, len(text))
     end = max(start, _position(annotation.get("end_index"), offset, len(text)))
-    return Citation(strip_tracking(url), plain_text(annotation.get("title")).strip(), text[start:end], start, end, 0)
+    # `ref` is a branch on some sites, but in a model's citation it is the model itself.
+    return Citation(
+        strip_tracking(url, also="ref"), plain_text(annotation.get("title")).strip(), text[start:end], start, end, 0
+    )
 
 
 def _position(value: Any, offset: int, length: int) -> int:

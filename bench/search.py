@@ -56,7 +56,7 @@ def tables(rounds: int = 5) -> list[Table]:
     """The ratios at 3, 5 and 10 results."""
     table = Table(
         "web_search over provider + slowest page",
-        f"{DELAY_MS} ms each, so {UNAVOIDABLE:g} s cannot be avoided; median of {rounds} searches; pages of about 80 kB.",
+        f"{DELAY_MS} ms each, so {UNAVOIDABLE:g} s cannot be avoided; median of {rounds} searches; pages of about 70 kB.",
         ("results", "parser", "seconds", "ratio", "target"),
     )
     with World() as world:

@@ -411,6 +411,15 @@ def test_a_condensed_page_keeps_its_opening_and_the_block_that_answers_the_query
     assert cost(short) <= 4000
 
 
+def test_the_opening_stays_even_where_the_answers_would_fill_the_page() -> None:
+    page = long_page().replace("ordinary things about bolts", "everything about the flux capacitor")
+
+    short = condensed(page, URL, "flux capacitor", room=4000, limit=60_000)
+
+    assert short.startswith("# The handbook\n\nThis handbook explains every part of the machine.\n\n")
+    assert short.count("flux capacitor") > 6
+
+
 def test_the_heading_of_a_kept_block_is_kept_with_it() -> None:
     short = condensed(page_with_needle(), URL, "gigawatts", room=4000, limit=60_000)
 

@@ -74,7 +74,11 @@ PROVIDERS = [cls.name for cls in kindly_search.PROVIDERS]
 
 
 def status(number, body='{"message": "no"}', **headers):
-    return lambda request: (number, {**JSON, **{name.replace("_", "-"): value for name, value in headers.items()}}, body)
+    return lambda request: (
+        number,
+        {**JSON, **{name.replace("_", "-"): value for name, value in headers.items()}},
+        body,
+    )
 
 
 def raw(data):
@@ -127,16 +131,24 @@ FAULTS = {
 UNCOUNTED = {"refused": "http://127.0.0.1:9", "TLS error": "https://{host}"}
 
 
+def slug(fault):
+    """The fault as a part of a path."""
+    return fault.replace(" ", "_").replace(",", "")
+
+
 @pytest.fixture(scope="module")
 def world():
-    """One server for all: /<fault>/<case>/… behaves as the fault, /good/<provider>/… answers well."""
-    faults = {name.replace(" ", "_").replace(",", "").replace("'", ""): behave for name, (behave, _) in FAULTS.items()}
+    """One server for all faults: /<fault>/<provider>/… behaves so."""
+    faults = {slug(name): behave for name, (behave, _) in FAULTS.items()}
+    site = Site(lambda request: faults[request.path.split("/")[1]](request))
+    yield site
+    site.close()
 
-    def answer(request):
-        _, fault, provider, *_ = request.path.split("/")
-        return (200, JSON, json.dumps(GOOD[provider])) if fault == "good" else faults[fault](request)
 
-    site = Site(answer)
+@pytest.fixture(scope="module")
+def good():
+    """A server of its own, as in the world, for what works: /<provider>/… answers well."""
+    site = Site(lambda request: (200, JSON, json.dumps(GOOD[request.path.split("/")[1]])))
     yield site
     site.close()
 
@@ -144,10 +156,17 @@ def world():
 def provider_at(name, url, **more):
     """The provider with its endpoint at the URL."""
     if name == "searxng":
-        return kindly_search.from_env(kindly_search.SearXNG, {"SEARXNG_URL": url, "SEARXNG_TIMEOUT": str(PATIENCE), **more})
+        return kindly_search.from_env(
+            kindly_search.SearXNG, {"SEARXNG_URL": url, "SEARXNG_TIMEOUT": str(PATIENCE), **more}
+        )
     cls = next(cls for cls in kindly_search.PROVIDERS if cls.name == name)
     key = name.upper()
-    environ = {f"{key}_API_KEY": "key-of-a-test", f"{key}_SEARCH_ENDPOINT": url, f"{key}_TIMEOUT": f"{PATIENCE}s", **more}
+    environ = {
+        f"{key}_API_KEY": "key-of-a-test",
+        f"{key}_SEARCH_ENDPOINT": url,
+        f"{key}_TIMEOUT": f"{PATIENCE}s",
+        **more,
+    }
     return kindly_search.from_env(cls, environ)
 
 
@@ -156,17 +175,17 @@ class Case:
 
     serial = itertools.count()
 
-    def __init__(self, world, name, fault, *, successor, failures):
+    def __init__(self, world, name, fault, *, failures, good=None):
         self.world, self.fault = world, fault
         base = UNCOUNTED.get(fault, "http://{host}").format(host=world.host)
-        self.path = f"/{fault.replace(' ', '_').replace(',', '')}/{name}/{next(self.serial)}"
+        self.path = f"/{slug(fault)}/{name}/{next(self.serial)}"
         self.expected = FAULTS[fault][1]
         if isinstance(self.expected, dict):
             self.expected = self.expected.get(name, self.expected[""])
         providers = [provider_at(name, base + self.path)]
         other = "tavily" if name == "serper" else "serper"
-        if successor:
-            providers.append(provider_at(other, f"{world.url}/good/{other}/"))
+        if good:
+            providers.append(provider_at(other, f"{good.url}/{other}/"))
         self.successor = other
         self.pauses = []
         self.http = Http(Settings(circuit_failures=failures, max_download_bytes=200_000))
@@ -197,7 +216,7 @@ class Case:
 @pytest.mark.parametrize("name", PROVIDERS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_without_successor_is_its_error_and_is_retried_where_the_policy_says_so(world, fault, name):
-    case = Case(world, name, fault, successor=False, failures=5)
+    case = Case(world, name, fault, failures=5)
     error = case.search()
     policy = case.policy(error)
     assert isinstance(error, policy), repr(error)
@@ -213,9 +232,9 @@ def test_a_fault_without_successor_is_its_error_and_is_retried_where_the_policy_
 
 @pytest.mark.parametrize("name", PROVIDERS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_with_a_successor_is_answered_by_it_where_the_policy_says_so(world, fault, name):
+def test_a_fault_with_a_successor_is_answered_by_it_where_the_policy_says_so(world, good, fault, name):
     # A single failure opens the breaker here, so that its state tells whether this one counted.
-    case = Case(world, name, fault, successor=True, failures=1)
+    case = Case(world, name, fault, failures=1, good=good)
     started = time.monotonic()
     outcome = case.search()
     policy = case.policy(outcome)
@@ -231,9 +250,9 @@ def test_a_fault_with_a_successor_is_answered_by_it_where_the_policy_says_so(wor
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_without_a_fault_the_provider_answers(world, name):
+def test_without_a_fault_the_provider_answers(good, name):
     """The control of the matrix: the endpoints are the right ones."""
-    router = Router([provider_at(name, f"{world.url}/good/{name}/")], Http())
+    router = Router([provider_at(name, f"{good.url}/{name}/")], Http())
     assert [result.title for result in router.search("q", 3, deadline=Deadline(5)).results] == [name]
 
 
@@ -249,7 +268,7 @@ def test_every_fault_of_a_scrape_api_is_a_note_or_the_next_steps_turn(world, nam
         kindly = Kindly.from_env(
             {
                 f"{key}_API_KEY": "key-of-a-test",
-                SCRAPES[name]: f"{base}/{fault.replace(' ', '_').replace(',', '')}/{name}/",
+                SCRAPES[name]: f"{base}/{slug(fault)}/{name}/",
                 f"{key}_TIMEOUT": f"{PATIENCE / 3}s",
                 "KINDLY_CONTENT_CHAIN": name,
                 "KINDLY_BROWSER_ENABLED": "false",
@@ -301,10 +320,12 @@ def test_a_deadline_and_the_cache_end_when_the_clock_leaps_ahead(jump):
     assert cache.read("u", lambda: kindly_search.Page("u", "new"), deadline=deadline).markdown == "new"
 
 
-def test_a_wall_clock_that_jumps_about_changes_nothing(world, monkeypatch):
+def test_a_wall_clock_that_jumps_about_changes_nothing(good, monkeypatch):
     """NTP, daylight saving, a flat battery: only the monotonic clock may decide about time left."""
     real, jumps = time.time, itertools.cycle([0, 1e9, -1e9, 3600, -3600, -1.7e9])
-    kindly = Kindly.from_env({"SEARXNG_URL": f"{world.url}/good/searxng", "KINDLY_CONTENT_CHAIN": "http", "KINDLY_BROWSER_ENABLED": "false"})
+    kindly = Kindly.from_env(
+        {"SEARXNG_URL": f"{good.url}/searxng", "KINDLY_CONTENT_CHAIN": "http", "KINDLY_BROWSER_ENABLED": "false"}
+    )
     kindly.http.guard = kindly_search.AddressGuard(resolve=lambda *a, **k: (_ for _ in ()).throw(OSError()))
     monkeypatch.setattr(time, "time", lambda: max(0.0, real() + next(jumps)))
     with kindly:
@@ -378,7 +399,9 @@ def test_without_file_descriptors_calls_fail_cleanly_and_work_again_afterwards(s
         "KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS": "5",
     }
     script = STARVED.format(root=str(Path(kindly_search.__file__).parent))
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(environ)], capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(environ)], capture_output=True, text=True, timeout=90
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     outcomes = json.loads(done.stdout)
     INJECTED["other faults"] += len(outcomes)
@@ -399,8 +422,12 @@ def stdio(serve):
     made = []
     site = serve(pages_and_search)
 
-    def make(**environ):
-        defaults = {"SEARXNG_URL": site.url, "KINDLY_ALLOW_PRIVATE_HOSTS": site.host, "KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS": "30"}
+    def make(path="", **environ):
+        defaults = {
+            "SEARXNG_URL": site.url + path,
+            "KINDLY_ALLOW_PRIVATE_HOSTS": site.host,
+            "KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS": "30",
+        }
         made.append(StdioServer(**{**defaults, **environ}))
         made[-1].site = site
         return made[-1]
@@ -420,10 +447,8 @@ def ends_within(seconds, process):
 
 @pytest.mark.parametrize("stage", ["idle", "searching", "reading"])
 def test_the_end_of_stdin_ends_the_server_whatever_it_is_doing(stdio, wait_until, stage):
-    server = stdio(SEARXNG_URL=None or "http://127.0.0.1:9")
+    server = stdio(path="/hold")
     if stage == "searching":
-        server.close()
-        server = stdio(SEARXNG_URL=server.site.url + "/hold")
         server.start("tools/call", name="web_search", arguments={"query": "q"})
         wait_until(lambda: any(path.startswith("/hold") for path in server.site.paths))
     if stage == "reading":
@@ -436,7 +461,6 @@ def test_the_end_of_stdin_ends_the_server_whatever_it_is_doing(stdio, wait_until
 
 def test_a_client_that_closes_stdout_does_not_leave_a_server_behind(stdio):
     server = stdio()
-    os.close(os.dup(server.process.stdout.fileno()))
     for _ in range(3):
         server.start("tools/call", name="web_search", arguments={"query": "q"})
     # The reading end has to go for good: the listening thread holds it, so it is the descriptor that is closed.
@@ -480,7 +504,11 @@ def test_a_server_that_is_stopped_and_goes_on_still_answers(stdio):
 # kill -9 under load, full disks
 # ----------------------------------------------------------------------------
 
-DRAWN = "<p>" + "The quick brown fox jumps over the lazy dog. " * 8 + "</p><div id=a></div><script>setTimeout(()=>a.textContent='drawn at last',150)</script>"
+DRAWN = (
+    "<p>"
+    + "The quick brown fox jumps over the lazy dog. " * 8
+    + "</p><div id=a></div><script>setTimeout(()=>a.textContent='drawn at last',150)</script>"
+)
 
 
 def processes_of(worker):
@@ -497,9 +525,7 @@ def processes_of(worker):
 @pytest.mark.chrome
 def test_kill_9_of_worker_and_browser_under_load_costs_at_most_the_pages_under_way(serve, tmp_path, wait_until):
     site = serve(lambda request: DRAWN)
-    browser = Browser(
-        environ={**os.environ, "TMPDIR": str(tmp_path)}, allow_private_hosts=site.host
-    )
+    browser = Browser(environ={**os.environ, "TMPDIR": str(tmp_path)}, allow_private_hosts=site.host)
     outcomes, stop, numbers = [], threading.Event(), itertools.count()
 
     def load():
@@ -535,7 +561,9 @@ def test_kill_9_of_worker_and_browser_under_load_costs_at_most_the_pages_under_w
         browser.close()
     assert not [outcome for outcome in outcomes if outcome.startswith("bug")], outcomes
     assert outcomes.count("well") > 0.6 * len(outcomes), outcomes
-    wait_until(lambda: not [path for path in glob.glob("/proc/[0-9]*/cmdline") if str(tmp_path).encode() in read(path)], 10)
+    wait_until(
+        lambda: not [path for path in glob.glob("/proc/[0-9]*/cmdline") if str(tmp_path).encode() in read(path)], 10
+    )
 
 
 def read(path):
@@ -549,7 +577,11 @@ def read(path):
 def test_a_full_disk_under_the_profile_is_a_note_and_no_hang(serve):
     site = serve(lambda request: DRAWN)
     # RLIMIT_FSIZE stands for the full disk: nothing can be written to any file.
-    command = ["sh", "-c", f"ulimit -f 0; exec {sys.executable} {Path(kindly_search.__file__).parent / 'chrome_worker.py'} --serve"]
+    command = [
+        "sh",
+        "-c",
+        f"ulimit -f 0; exec {sys.executable} {Path(kindly_search.__file__).parent / 'chrome_worker.py'} --serve",
+    ]
     browser = Browser(environ=dict(os.environ), allow_private_hosts=site.host, command=command)
     INJECTED["other faults"] += 1
     started = time.monotonic()

@@ -202,16 +202,27 @@ def resolving(**names):
 # ----------------------------------------------------------------------------
 
 
+def _both_sockets(address, port):
+    """A TCP and a UDP socket on one port, or nothing where the second one is taken."""
+    server = socket.create_server((address, port), backlog=256)
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        datagrams.bind((address, server.getsockname()[1]))
+        return server, datagrams
+    except OSError:
+        server.close()
+        datagrams.close()
+        return None
+
+
 class Canary:
     """Listens where nobody may come, over TCP and UDP, and notes whoever does."""
 
     def __init__(self, address="127.0.0.1", port=0):
-        self.server = socket.create_server((address, port), backlog=256)
+        self.heard = []
+        self.server, self.datagrams = next(filter(None, (_both_sockets(address, port) for _ in range(20))))
         self.port = self.server.getsockname()[1]
         self.url = f"http://{address}:{self.port}"
-        self.heard = []
-        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.datagrams.bind((address, self.port))
         for loop in (self._listen, self._listen_udp):
             threading.Thread(target=loop, daemon=True).start()
 
@@ -226,7 +237,9 @@ class Canary:
             client.settimeout(2)
             line = client.recv(65536).partition(b"\r\n")[0].decode("latin-1")
             self.heard.append(line or "a connection")
-            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+            client.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
+            )
 
     def _listen_udp(self):
         with contextlib.suppress(OSError):
@@ -279,7 +292,12 @@ class Public:
             route = self.routes.get(path.partition("?")[0], (404, {}, "not here"))
             status, headers, body = route(path) if callable(route) else route
             data = body.encode()
-            given = {"Content-Type": "text/html; charset=utf-8", "Content-Length": len(data), "Connection": "close", **headers}
+            given = {
+                "Content-Type": "text/html; charset=utf-8",
+                "Content-Length": len(data),
+                "Connection": "close",
+                **headers,
+            }
             head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
             client.sendall(f"HTTP/1.1 {status} X\r\n{head}\r\n".encode() + data)
 
@@ -375,7 +393,12 @@ def test_a_chain_of_redirects_is_checked_at_every_hop(public, canary, reading):
 
 @pytest.mark.parametrize("address", PRIVATE_ADDRESSES)
 def test_no_name_leads_to_a_private_address_whatever_else_it_resolves_to(reading, address):
-    for answer in ([address], ["8.8.8.8", address], [address, "8.8.8.8"], ["8.8.8.8", "2606:4700::1", address, "1.1.1.1"]):
+    for answer in (
+        [address],
+        ["8.8.8.8", address],
+        [address, "8.8.8.8"],
+        ["8.8.8.8", "2606:4700::1", address, "1.1.1.1"],
+    ):
         assert_refused(reading(resolve=resolving(**{"nice.example": answer})).get_content("http://nice.example/"))
 
 
@@ -463,8 +486,16 @@ def test_an_api_that_redirects_to_something_that_begins_like_itself_is_not_follo
 def test_the_address_of_a_gists_file_passes_the_guard(serve, canary, reading):
     for host in HOSTS:
         file = {"filename": "a.py", "truncated": True, "content": "x", "raw_url": f"http://{host}:{canary.port}/raw"}
-        site = serve(lambda request, file=file: (200, {"Content-Type": "application/json"}, json.dumps({"files": {"a.py": file}})))
-        report = reading(GITHUB_API_URL=site.url).get_content("https://gist.github.com/u/0123456789abcdef0123456789abcdef")
+        site = serve(
+            lambda request, file=file: (
+                200,
+                {"Content-Type": "application/json"},
+                json.dumps({"files": {"a.py": file}}),
+            )
+        )
+        report = reading(GITHUB_API_URL=site.url).get_content(
+            "https://gist.github.com/u/0123456789abcdef0123456789abcdef"
+        )
         COUNTS["refusals"] += 1
         assert site.requests and "raw" not in report.page_content.partition("Source:")[0]
     assert canary.heard == []
@@ -545,7 +576,9 @@ def test_the_sites_own_apis_redirect_no_loader_to_a_private_address(tmp_path, ca
     try:
         for url in FIXED:
             for _ in range(10):
-                kindly = reading(HTTPS_PROXY=proxy.url, REQUESTS_CA_BUNDLE=proxy.authority, GITHUB_API_URL="http://127.0.0.1:9")
+                kindly = reading(
+                    HTTPS_PROXY=proxy.url, REQUESTS_CA_BUNDLE=proxy.authority, GITHUB_API_URL="http://127.0.0.1:9"
+                )
                 proxy.asked.clear()
                 assert_refused(kindly.get_content(url))
                 assert f"{FIXED[url]}:443" in proxy.asked, "the loader itself must have been redirected"
@@ -613,7 +646,9 @@ class Worker:
     )
 
     def __init__(self, names=None, **environ):
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "TMPDIR", "LANG") if name in os.environ}
+        kept = {
+            name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "TMPDIR", "LANG") if name in os.environ
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-c", self.SCRIPT],
             stdin=subprocess.PIPE,
@@ -722,7 +757,9 @@ MOVES = {
     "two-hops": (302, {"Location": "/301"}),
 }  # fmt: skip
 PAGE_WAYS = {**MARKUP, **SCRIPTS, **MOVES}
-SERVICE_WORKER = "self.onmessage=e=>fetch(e.data,{mode:'no-cors'}).catch(()=>0);self.onactivate=e=>e.waitUntil(clients.claim())"
+SERVICE_WORKER = (
+    "self.onmessage=e=>fetch(e.data,{mode:'no-cors'}).catch(()=>0);self.onactivate=e=>e.waitUntil(clients.claim())"
+)
 
 #: Ways that our browser never goes, private or not (pictures, media and fonts are not loaded), or that need more than a canary.
 NEVER_TAKEN = set(
@@ -739,8 +776,21 @@ def filled(template, canary):
 def lay_traps(public, canary):
     """Puts all ways into few pages; the paths of these."""
     hosts = [host for how, host in spellings("127.0.0.1").items() if "user name" not in how and "slash" not in how]
-    hosts += ["localhost", "LOCALHOST", "x.localhost", "localhost.", "0", "0.0.0.0", "private.example", "both.example", "rebind.example"]
-    fetches = "".join(f"fetch('http://{host}:{canary.port}/spelling-{i}',{{mode:'no-cors'}}).catch(()=>0);" for i, host in enumerate(hosts))
+    hosts += [
+        "localhost",
+        "LOCALHOST",
+        "x.localhost",
+        "localhost.",
+        "0",
+        "0.0.0.0",
+        "private.example",
+        "both.example",
+        "rebind.example",
+    ]
+    fetches = "".join(
+        f"fetch('http://{host}:{canary.port}/spelling-{i}',{{mode:'no-cors'}}).catch(()=>0);"
+        for i, host in enumerate(hosts)
+    )
     wait = "<script>fetch('/slow')</script>"
     scripts = "".join(f"<script>try{{{filled(script, canary)}}}catch(e){{}}</script>" for script in SCRIPTS.values())
     public.routes.update(
@@ -774,7 +824,9 @@ def test_no_way_leads_from_a_page_in_chromium_to_a_private_address(public, canar
     worker = Worker(FAKE_NAMES, KINDLY_ALLOW_PRIVATE_HOSTS=PUBLIC)
     try:
         answers = worker.ask([public.url + path for path in paths], timeout=25)
-        named = worker.ask([f"http://private.example:{canary.port}/", f"http://both.example:{canary.port}/"], timeout=25)
+        named = worker.ask(
+            [f"http://private.example:{canary.port}/", f"http://both.example:{canary.port}/"], timeout=25
+        )
         time.sleep(0.5)
     finally:
         worker.close()

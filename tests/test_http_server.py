@@ -793,7 +793,7 @@ def test_json_log_lines_parse_and_tell_no_secret(team_server, wait_until):
 def test_text_log_lines_are_one_line_each(open_server, wait_until):
     open_server.call("web_search", {"query": "for\nthe log"})
     wait_until(lambda: any("scrape completed" in line for line in open_server.log))
-    ours = [line for line in open_server.log if " kindly_search " in line]
+    ours = [line for line in open_server.log if " kindly_search " in line and "engine=" in line]
     assert ours
     assert all(
         re.match(r"(INFO|WARNING) kindly_search (search|scrape) (completed|failed) engine=\w+ ", line) for line in ours
