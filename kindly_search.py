@@ -1822,7 +1822,11 @@ class Router:
             if hopeless or self._healthy_after(provider):
                 raise
             self._sleep(pause)
-            return once()
+            try:
+                return once()
+            except CircuitOpen:
+                # The first failure has opened the breaker: it, and not the breaker, is what went wrong.
+                raise error from None
 
     def _healthy_after(self, provider: Provider) -> bool:
         later = self.providers[self.providers.index(provider) + 1 :]
@@ -4079,7 +4083,23 @@ def with_header(document: Document) -> str:
 # -- content types -----------------------------------------------------------
 
 
-def reply_to_markdown(reply: Reply, *, deadline: Deadline) -> str:
+class ParseSlot:
+    """Lets one thread parse HTML at a time: under one interpreter lock, many at once only slow each other down."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def run(self, parse: Callable[[], T], deadline: Deadline) -> T:
+        """What `parse` returns, once it is its turn; Timeout where that never comes."""
+        if not self._lock.acquire(timeout=deadline.remaining()):
+            raise Timeout("The page was read but there was no time left to convert it.")
+        try:
+            return parse()
+        finally:
+            self._lock.release()
+
+
+def reply_to_markdown(reply: Reply, *, deadline: Deadline, slot: ParseSlot | None = None) -> str:
     """The Markdown of whatever a server sent, by its type; raises PageFailed for what cannot be read."""
     kind = kind_of(reply)
     if kind == "pdf":
@@ -4088,7 +4108,7 @@ def reply_to_markdown(reply: Reply, *, deadline: Deadline) -> str:
         raise PageFailed(_unsupported(reply), final=True)
     text = decode_body(reply, is_html=kind == "html").replace("\r\n", "\n")
     if kind == "html":
-        return page_from_html(text, reply.url)
+        return (slot or ParseSlot()).run(functools.partial(page_from_html, text, reply.url), deadline)
     if not text.strip():
         raise PageFailed(NO_TEXT, final=True)
     return plain_text(TEXT_KINDS[kind](text.strip("\n"), reply))
@@ -5746,8 +5766,9 @@ class HttpStep:
 
     name = "http"
 
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, slot: ParseSlot | None = None) -> None:
         self._http = http
+        self._slot = slot or ParseSlot()
 
     def available(self) -> bool:
         return True
@@ -5757,7 +5778,7 @@ class HttpStep:
         reply = self._http.get(url, headers=PAGE_HEADERS, deadline=within, wanted=wanted_type)
         if reply.status >= 400:
             raise _status_failure(reply.status)
-        return reply_to_markdown(reply, deadline=deadline)
+        return reply_to_markdown(reply, deadline=deadline, slot=self._slot)
 
 
 def _status_failure(status: int) -> PageFailed:
@@ -5774,8 +5795,9 @@ class BrowserStep:
 
     name = "chromium"
 
-    def __init__(self, browser: Browser) -> None:
+    def __init__(self, browser: Browser, slot: ParseSlot | None = None) -> None:
         self._browser = browser
+        self._slot = slot or ParseSlot()
 
     def available(self) -> bool:
         return self._browser.available()
@@ -5784,7 +5806,7 @@ class BrowserStep:
         rendered = self._browser.render(url, deadline=deadline)
         if rendered.status in (404, 410):
             raise _status_failure(rendered.status)
-        return page_from_html(rendered.html, rendered.url)
+        return self._slot.run(functools.partial(page_from_html, rendered.html, rendered.url), deadline)
 
 
 class ScrapeStep:
@@ -5817,7 +5839,8 @@ def content_chain(
     names: Sequence[str], http: Http, browser: Browser, providers: Sequence[Any], breakers: Breakers
 ) -> list[Step]:
     """The steps that KINDLY_CONTENT_CHAIN names and that are configured, in its order."""
-    steps: list[Step] = [HttpStep(http), BrowserStep(browser)]
+    slot = ParseSlot()
+    steps: list[Step] = [HttpStep(http, slot), BrowserStep(browser, slot)]
     steps += [ScrapeStep(provider, http, breakers) for provider in providers if hasattr(provider, "scrape")]
     by_name = {step.name: step for step in steps}
     return [by_name[name] for name in names if name in by_name]
