@@ -299,7 +299,7 @@ def test_nothing_grows_with_a_browser_that_is_killed_now_and_then(request, world
         growth |= {name: assert_no_growth(samples, name, 3 * SLACK) for name in ("threads", "descriptors")}
         growth |= {"children": assert_no_growth(samples, "children", 2 * SLACK)}
         assert max(sample.children for sample in samples) > 3 and len(kills) == 2, "the browser must have run, and died"
-        assert done > seconds, "too few pages to tell anything"
+        assert done >= 10, "too few pages to tell anything"
         # The idle worker ends itself, its browser and its profile with it; it has swept what the killed ones left.
         limits = {"threads": before.threads + 16, "descriptors": before.descriptors + 40, "children": 0, "files": 0}
         rest = settled(server, tmp_path, limits, 25)
