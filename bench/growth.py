@@ -53,8 +53,9 @@ def by_results(rounds: int = 3) -> Table:
 def by_size() -> Table:
     table = Table(
         "Growth: 10 kB to 10 MB pages",
-        "CPU seconds from HTML to Markdown, for an article of that size. The exponent is over the first three sizes: kindly "
-        "looks at the first 3 million characters of markup only, so its last column is less work than that of the others.",
+        "CPU seconds from HTML to Markdown, for an article of that size. The exponent is over the first three sizes: "
+        "kindly looks at the first 3 million characters of markup only, so its last column is less work than that of "
+        "the others.",
         ("reader", *(f"{size / 1e6:g} MB" for size in SIZES), "exponent"),
     )
     pages = [article_of(size) for size in SIZES]
@@ -136,11 +137,11 @@ def by_clients(most: int = 200) -> Table:
     counts = [count for count in (1, 10, 50, 200) if count < most] + [most]
     table = Table(
         f"Growth: 1 to {most} clients over HTTP",
-        f"p95 seconds of a web_search with 3 results, provider and pages {search.DELAY_MS} ms each, pages of about 70 kB, "
-        "no page read twice, one server process. `at once`: all clients ask in the same instant. "
-        f"`over {PACED_SECONDS} s`: each client asks once within that time, as agents do that also think. The ratio is to "
-        "the p95 of a single client of the same server. A process has one interpreter lock, so CPU per call times calls "
-        "is the least that a burst takes.",
+        f"p95 seconds of a web_search with 3 results, provider and pages {search.DELAY_MS} ms each, pages of about "
+        "70 kB, no page read twice, one server process. `at once`: all clients ask in the same instant. "
+        f"`over {PACED_SECONDS} s`: each client asks once within that time, as agents do that also think. The ratio is "
+        "to the p95 of a single client of the same server. A process has one interpreter lock, so CPU per call times "
+        "calls is the least that a burst takes.",
         ("parser", "arrival", *(f"{count}" for count in counts), "ratio", "exponent", "CPU ms per call", "target"),
     )
     with World() as world:

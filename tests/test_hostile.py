@@ -554,7 +554,8 @@ def test_no_spoiled_answer_of_github_gets_past_its_loader(serve, kindly):
         answers.update(good)
         assert not reading.get_content(page).failure, f"{page} must be readable before it is spoiled"
         for path, answer in good.items():
-            for bad in spoiled(answer):
+            # Every third: each reading takes several requests, and the other loaders try all of the junk.
+            for bad in itertools.islice(spoiled(answer), 0, None, 3):
                 TRIED["loader JSON"] += 1
                 answers[path] = bad
                 report = outcome(lambda page=page: reading.get_content(page))
@@ -764,6 +765,7 @@ def page_site(serve, kindly):
         gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # see page_site; test_soak.py counts the descriptors
 def test_no_raw_response_gets_anything_but_a_page_or_a_note(page_site):
     read = 0
     for raw in for_seconds(0.15, raw_responses()):
@@ -800,7 +802,7 @@ def test_endless_answers_end(serve, kindly):
     reading = kindly(
         KINDLY_ALLOW_PRIVATE_HOSTS=site.host,
         KINDLY_CONTENT_CHAIN="http",
-        KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS="2",
+        KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS="1",
         KINDLY_MAX_DOWNLOAD_BYTES="2000000",
     )
     for path in site.routes:
