@@ -995,7 +995,10 @@ class Process:
     def __init__(self, executable: str, *, proxy: str, environ: Mapping[str, str]) -> None:
         self.executable = executable
         self._confined = bool(flatpak_id(executable))
-        self.profile = make_profile(profile_root(executable, environ))
+        try:
+            self.profile = make_profile(profile_root(executable, environ))
+        except OSError as error:
+            raise LaunchFailed(f"There is no folder for the browser's profile: {error.strerror or error}.") from None
         self._said: collections.deque[str] = collections.deque(maxlen=30)
         self._transport: Transport | None = None
         small = has_small_shared_memory()

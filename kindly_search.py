@@ -772,6 +772,8 @@ def _target(text: str) -> Target:
     scheme = parts.scheme.lower()
     if scheme not in ("http", "https"):
         raise InvalidInput(f"Only http:// and https:// addresses can be read, not {text[:200]!r}.")
+    if "[" in parts.netloc and ":" not in (parts.hostname or ""):
+        raise ValueError(text)  # Python 3.10 takes any name between brackets
     host = _canonical_host(parts.hostname or "")
     port = parts.port if parts.port is not None else (443 if scheme == "https" else 80)
     if not host or port == 0:
