@@ -795,7 +795,7 @@ RETRYABLE_LAUNCH = re.compile(
 
 # What no second start can change.
 HOPELESS_LAUNCH = re.compile(
-    r"no such file|not found|permission denied|exec format error|no usable sandbox|without --no-sandbox"
+    r"no such file|not found|no folder for|permission denied|exec format error|no usable sandbox|without --no-sandbox"
     r"|error while loading shared libraries|requires the chromium snap|cannot execute|bad cpu type",
     re.IGNORECASE,
 )
@@ -864,6 +864,9 @@ def has_small_shared_memory(path: str = "/dev/shm") -> bool:
     return False
 
 
+NO_PROFILE_FOLDER = "There is no folder for the browser's profile; is the disk full?"
+
+
 def profile_root(executable: str, environ: Mapping[str, str]) -> str:
     """The folder for profiles: the temporary one, unless the browser is confined to a folder of its own."""
     home = environ.get("HOME") or os.path.expanduser("~")
@@ -872,13 +875,19 @@ def profile_root(executable: str, environ: Mapping[str, str]) -> str:
         return os.path.join(home, "snap", name, "common")
     if app := flatpak_id(executable):
         return os.path.join(home, ".var", "app", app, "cache")
-    return tempfile.gettempdir()
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        raise LaunchFailed(NO_PROFILE_FOLDER) from None
 
 
 def make_profile(root: str) -> str:
     """A fresh profile folder whose name tells whose it is."""
     os.makedirs(root, exist_ok=True)
-    return tempfile.mkdtemp(prefix=f"{PROFILE_PREFIX}{os.getpid()}-", dir=root)
+    try:
+        return tempfile.mkdtemp(prefix=f"{PROFILE_PREFIX}{os.getpid()}-", dir=root)
+    except OSError:
+        raise LaunchFailed(NO_PROFILE_FOLDER) from None
 
 
 def sweep_profiles(root: str, *, alive: Callable[[int], bool] | None = None) -> list[str]:
@@ -995,10 +1004,7 @@ class Process:
     def __init__(self, executable: str, *, proxy: str, environ: Mapping[str, str]) -> None:
         self.executable = executable
         self._confined = bool(flatpak_id(executable))
-        try:
-            self.profile = make_profile(profile_root(executable, environ))
-        except OSError as error:
-            raise LaunchFailed(f"There is no folder for the browser's profile: {error.strerror or error}.") from None
+        self.profile = make_profile(profile_root(executable, environ))
         self._said: collections.deque[str] = collections.deque(maxlen=30)
         self._transport: Transport | None = None
         small = has_small_shared_memory()
