@@ -795,7 +795,7 @@ RETRYABLE_LAUNCH = re.compile(
 
 # What no second start can change.
 HOPELESS_LAUNCH = re.compile(
-    r"no such file|not found|no folder for|permission denied|exec format error|no usable sandbox|without --no-sandbox"
+    r"no such file|not found|permission denied|exec format error|no usable sandbox|without --no-sandbox"
     r"|error while loading shared libraries|requires the chromium snap|cannot execute|bad cpu type",
     re.IGNORECASE,
 )
@@ -878,7 +878,7 @@ def profile_root(executable: str, environ: Mapping[str, str]) -> str:
     try:
         return tempfile.gettempdir()
     except OSError:
-        raise LaunchFailed(NO_PROFILE_FOLDER) from None
+        raise Failure("launch_failed", NO_PROFILE_FOLDER) from None
 
 
 def make_profile(root: str) -> str:
@@ -887,7 +887,7 @@ def make_profile(root: str) -> str:
     try:
         return tempfile.mkdtemp(prefix=f"{PROFILE_PREFIX}{os.getpid()}-", dir=root)
     except OSError:
-        raise LaunchFailed(NO_PROFILE_FOLDER) from None
+        raise Failure("launch_failed", NO_PROFILE_FOLDER) from None
 
 
 def sweep_profiles(root: str, *, alive: Callable[[int], bool] | None = None) -> list[str]:
