@@ -35,10 +35,10 @@ from kindly_search import AddressGuard, Deadline, Kindly, SearchError, Unreachab
 
 ROOT = Path(kindly_search.__file__).parent
 
-#: How long the seeded parts go on, all of them together; each takes its share.
-SECONDS = float(os.environ.get("KINDLY_HOSTILE_SECONDS", "24"))
+#: How long the seeded variations go on, all of them together, after the corpus; each test takes its share.
+SECONDS = float(os.environ.get("KINDLY_HOSTILE_SECONDS", "12"))
 SEED = int(os.environ.get("KINDLY_HOSTILE_SEED", "9"))
-EXAMPLES = max(100, int(5 * SECONDS))
+EXAMPLES = max(100, int(8 * SECONDS))
 
 #: Inputs tried so far, by kind.
 TRIED = collections.Counter()
@@ -136,12 +136,14 @@ def kindly():
 
 
 def for_seconds(share, corpus):
-    """The corpus, then seeded variations for this share of the time."""
-    end = time.monotonic() + share * SECONDS
-    yield from corpus
-    dice = random.Random(SEED)
+    """The corpus, then seeded variations of it for this share of the time, twenty at the least."""
     corpus = list(corpus)
-    while time.monotonic() < end:
+    yield from corpus
+    end = time.monotonic() + share * SECONDS
+    dice = random.Random(SEED)
+    for number in itertools.count():
+        if number >= 20 and time.monotonic() > end:
+            return
         yield mutated(dice, dice.choice(corpus))
 
 
