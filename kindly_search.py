@@ -8303,8 +8303,8 @@ def serve_stdio(kindly: Kindly) -> None:
         os._exit(128 + number)
 
     # The SDK reads stdin in a thread that no signal interrupts: without this Ctrl-C would do nothing.
-    for name in ("SIGINT", "SIGTERM"):
-        signal.signal(getattr(signal, name), stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     server = build_server(kindly)
     if sys.stdin is not None and sys.stdin.isatty():
         print(TERMINAL_HINT, file=sys.stderr)
