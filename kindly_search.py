@@ -2350,7 +2350,7 @@ _NOT_TEXT = re.compile(r"<(script|style)\b.*?(?:</\1|\Z)|<!--.*?(?:-->|\Z)|<[a-z
 
 def _plain_text(html: str) -> str:
     """The words of a page without any structure: the last resort."""
-    text = unescaped(_NOT_TEXT.sub("\n", html[:MAX_HTML_CHARS]))
+    text = plain_text(unescaped(_NOT_TEXT.sub("\n", html[:MAX_HTML_CHARS])))
     lines = (_one_line(line) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
@@ -7918,7 +7918,7 @@ def build_server(kindly: Kindly, metrics: Metrics | None = None) -> Any:
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
-        raise ConfigError("The MCP server needs the package mcp>=2: pip install 'mcp>=2,<3'.") from None
+        raise ConfigError("The MCP server needs the package mcp>=2.1: pip install 'mcp>=2.1,<3'.") from None
     names = offered_tools(kindly)
     return MCPServer(
         SERVER_NAME,
@@ -8667,7 +8667,7 @@ def _run_demo(arguments: Any) -> int:
     try:
         import anyio
     except ImportError:
-        raise ConfigError("The demo needs the package mcp>=2: pip install 'mcp>=2,<3'.") from None
+        raise ConfigError("The demo needs the package mcp>=2.1: pip install 'mcp>=2.1,<3'.") from None
     world = DemoWorld()
     try:
         run = anyio.run(_demo_journey, world.environ())
