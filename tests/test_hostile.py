@@ -842,7 +842,7 @@ HTML = [
     "<div>" * 50_000, "<b><i>" * 20_000 + "x", "<table><tr><td>" * 3000 + "x", "<ul><li>" * 5000 + "x", "<blockquote>" * 5000 + "x", "<p " + "a=b " * 50_000 + ">x", "<a href=" + "x" * 500_000 + ">y</a>",
     "<!--" * 50_000, "<![CDATA[" * 20_000, "<script>" * 20_000, "<style>" + "x" * 100_000, "</div>" * 100_000, "<" * 200_000, ">" * 200_000, "&" * 200_000, "&#" + "9" * 5000 + ";", "&#xffffffffff;" * 1000,
     "<table>" + "<td colspan=99999999 rowspan=99999999>x" * 200, "<ol start=" + "9" * 5000 + "><li>x", "<ol start=-5 reversed><li value=x>y", "<h1>" * 5000, "<pre>" + "`" * 100_000, "<code>" + "`~" * 20_000,
-    "<p>" + "word " * 300_000, "<p>" + "x" * 2_000_000, "<p>x</p>" * 100_000, "<br>" * 200_000, "<img src='" + "data:" * 20_000 + "'>", "\x00<p>\x00x\x00</p>", "<p>\ud800x", "<svg><foreignObject><math>" * 2000,
+    "<p>" + "word " * 300_000, "<p>" + "x" * 2_000_000, "<p>x</p>" * 100_000, "<br>" * 200_000, "<img src='" + "data:" * 20_000 + "'>", "\x00<p>\x00x\x00</p>", "\ud800<p", "<p>\ud800", "<p>\ud800x", "<svg><foreignObject><math>" * 2000,
     "<meta charset=utf-16><p>x", "<base href='http://['><a href=x>y</a>", "<base href='javascript:'><a href='//['>y</a>", "<a href='http://[::1'>x</a><a href='\x00'>y</a>", "<form>" * 3000 + "<input>" * 3000,
     "<script type=application/ld+json>" + "[" * 100_000, '<script type=application/ld+json>{"@graph": {"@graph": []}, "datePublished": 5, "author": [[{}]]}</script><p>x', "<title>" + "x" * 500_000, "<plaintext>" * 500,
     "<p>" + "*_`[]()#>|~\\" * 5000, "<td>" + "|" * 10_000, "<dl><dt>" * 5000, "<select><option>" * 5000, "<template>" * 3000 + "x", "<noscript>" * 5000, "<iframe srcdoc='<p>'>" * 3000, "<p>" + "\u202e\u200b\ufeff" * 20_000,

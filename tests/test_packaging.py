@@ -77,7 +77,7 @@ def test_the_wheel_needs_these_packages_and_no_others(wheel: zipfile.ZipFile) ->
     needed = {re.split(r"[^\w-]", line)[0] for line in said.get_all("Requires-Dist") if "extra ==" not in line}
 
     assert needed == {"mcp", "requests", "html5lib", "pychrome", "websocket-client", "pypdf", "prometheus-client"}
-    assert [line for line in said.get_all("Requires-Dist") if line.startswith("mcp")] == ["mcp<3,>=2"]
+    assert [line for line in said.get_all("Requires-Dist") if line.startswith("mcp")] == ["mcp<3,>=2.1"]
 
 
 def test_both_console_scripts_lead_to_main(wheel: zipfile.ZipFile) -> None:
