@@ -46,7 +46,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 #: How long a provider has to answer here.
-PATIENCE = 0.3
+PATIENCE = 0.8
 
 INJECTED = {"provider faults": 0, "other faults": 0}
 
