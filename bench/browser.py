@@ -1,6 +1,6 @@
 """Our worker against Playwright, same Chromium, same pages, one run: time per page, memory, what is left behind.
 
-    python bench_browser.py [--pages 200] [--rounds 15]
+    python bench/browser.py [--pages 200] [--rounds 15]
 
 Both open a new browser context and a new page for each address and wait until the content is there: Playwright
 with wait_for_function on the last words that the page draws, which it has to be told; our worker finds out itself.
@@ -11,13 +11,17 @@ our pages but the first pays for that), with a second of rest in between, and wh
 import argparse
 import os
 import statistics
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import psutil
 from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import chrome_worker
 from kindly_search import Browser, BrowserSettings, Deadline
