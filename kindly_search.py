@@ -3042,7 +3042,7 @@ def _is_code_line(node: _Node) -> bool:
     return node.tag in _LINE_TAGS or not _LINE_CLASSES.isdisjoint(node.classes())
 
 
-def _fence(code: str, language: str) -> _Block:
+def fenced(code: str, language: str = "") -> _Block:
     """Code between fences longer than any run of backticks in it."""
     fence = "`" * max(3, _longest_ticks(code) + 1)
     return _Block(f"{fence}{language}\n{code}\n{fence}")
@@ -3177,13 +3177,13 @@ class _Renderer:
     def code(self, node: _Node, pieces: list[str]) -> list[str]:
         raw = _code_text(node)
         if any(child.tag == "br" for child in node.elements()):
-            return [_fence(raw.strip("\n"), _language(node))] if raw.strip() else []
+            return [fenced(raw.strip("\n"), _language(node))] if raw.strip() else []
         text = _SPACES.sub(" ", raw).strip()
         return [_code_span(text)] if text else pieces
 
     def preformatted(self, node: _Node, pieces: list[str]) -> list[str]:
         code = _code_text(node)
-        return [_fence(code.rstrip("\n"), _language(node))] if code.strip() else []
+        return [fenced(code.rstrip("\n"), _language(node))] if code.strip() else []
 
     def blockquote(self, node: _Node, pieces: list[str]) -> list[str]:
         text = _stack_up(pieces)
@@ -4154,13 +4154,6 @@ def language_of(url: str, content_type: str = "") -> str:
     return LANGUAGES.get(name.rpartition(".")[2], "")
 
 
-def fenced(code: str, language: str = "") -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}{language}\n{code}\n{fence}"
-
-
 def json_to_markdown(text: str, reply: Reply) -> str:
     """A fenced JSON block; a document on one long line is spread over several, so that it can be read and cut."""
     if text.count("\n") < 2 and len(text) > 200:
@@ -4574,7 +4567,7 @@ def _address(url: str) -> Any:
 
 
 def _host(url: str) -> str:
-    return str(_address(url).hostname or "").removeprefix("www.")
+    return host_of(url).removeprefix("www.")
 
 
 def _refusal(label: str, reply: Reply) -> SearchError:
@@ -5169,7 +5162,7 @@ def _review_thread(thread: dict[str, Any]) -> list[Post]:
     resolved = " · resolved" if thread.get("isResolved") else ""
     hunk = "\n".join(_text(remarks[0], "diffHunk").split("\n")[-8:])
     first = _github_post(remarks[0], heading=f"Review comment on {_text(thread, 'path')}{line}{resolved}")
-    body = f"{_fence(hunk, 'diff')}\n\n{first.body}" if hunk.strip() else first.body
+    body = f"{fenced(hunk, 'diff')}\n\n{first.body}" if hunk.strip() else first.body
     return [dataclasses.replace(first, body=body, replies=tuple(map(_github_post, remarks[1:])))]
 
 
@@ -5302,7 +5295,7 @@ def _shown_file(path: str, text: str, *, as_code: bool = False) -> str:
     known = FILE_LANGUAGES.get(suffix, suffix if "." in name and suffix.isalnum() and len(suffix) <= 10 else "")
     if known == "markdown" and not as_code:
         return text
-    return _fence(text.removesuffix("\n"), known)
+    return fenced(text.removesuffix("\n"), known)
 
 
 def _read_readme(call: _GitHubCall, place: GitHubPlace) -> str:
@@ -5407,7 +5400,7 @@ def _diffs(item: dict[str, Any]) -> list[str]:
     for file in _dicts(item.get("files")):
         patch = _text(file, "patch")
         blocks.append(f"## {_text(file, 'filename')} · {_text(file, 'status') or 'modified'} ({_changes(file)})")
-        blocks.append(_fence(patch, "diff") if patch else "_No diff: the file is binary or the change too large._")
+        blocks.append(fenced(patch, "diff") if patch else "_No diff: the file is binary or the change too large._")
     return blocks
 
 
