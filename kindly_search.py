@@ -631,6 +631,9 @@ MOST_REDIRECTS = 10
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 DOWNLOAD_CHUNK = 16_384
 
+#: Sent with every request; whoever asks may say otherwise.
+ANY_REQUEST = {"User-Agent": f"kindly-web-search/{__version__}", "Accept": "*/*", "Accept-Encoding": "gzip, deflate"}
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[..., Sequence[tuple[Any, ...]]]
 
@@ -870,14 +873,17 @@ class Http:
             return follow()
 
     def _follow(self, url: str, headers: Mapping[str, str], deadline: Deadline, wanted: Callable[[str], bool]) -> Reply:
-        with self._session(guarded=True) as session:
-            for _ in range(MOST_REDIRECTS + 1):
-                target = self.guard.target(url)
-                reply = self._send(session, "GET", target.url, headers=headers, deadline=deadline, wanted=wanted)
-                location = reply.headers.get("location", "")
-                if reply.status not in REDIRECT_STATUSES or not location:
-                    return reply
-                url = _next_hop(target.url, location)
+        import requests.cookies
+
+        # Sites set a cookie and redirect to themselves; no cookie outlives this exchange.
+        cookies = requests.cookies.RequestsCookieJar()
+        for _ in range(MOST_REDIRECTS + 1):
+            target = self.guard.target(url)
+            reply = self._send("GET", target.url, deadline=deadline, headers=headers, cookies=cookies, wanted=wanted)
+            location = reply.headers.get("location", "")
+            if reply.status not in REDIRECT_STATUSES or not location:
+                return reply
+            url = _next_hop(target.url, location)
         raise PageFailed("too many redirects", final=True)
 
     def api(
@@ -892,45 +898,29 @@ class Http:
     ) -> Reply:
         """Calls an endpoint that the operator configured. Redirects are not followed: a key goes to its owner only."""
         self.refuse_when_offline("search")
-        with self._session(guarded=False) as session:
-            return self._send(session, method, url, headers=headers or {}, deadline=deadline, json=json, params=params)
+        return self._send(
+            method, url, deadline=deadline, headers=headers or {}, guarded=False, json=json, params=params
+        )
 
     def refuse_when_offline(self, operation: str) -> None:
         """Raises Offline where no connection may be opened."""
         if self.settings.offline:
             raise Offline(f"{operation} unavailable: offline mode is enabled")
 
-    def _session(self, *, guarded: bool) -> Any:
-        """A session of its own for each exchange, so that no cookie outlives it; the connections are shared."""
-        import requests
-
-        session = requests.Session()
-        # Without this requests would send the passwords of ~/.netrc to whatever host a page names.
-        session.trust_env = False
-        adapter = self._adapter(guarded)
-        session.mount("http://", adapter)
-        session.mount("https://", adapter)
-        # The adapter is shared, and requests would read the whole body of a redirect to prepare for the next hop.
-        session.close = lambda: None  # type: ignore[method-assign]
-        session.get_redirect_target = lambda resp: None  # type: ignore[method-assign]
-        return session
-
-    def _adapter(self, guarded: bool) -> Any:
-        with self._lock:
-            if guarded not in self._adapters:
-                self._adapters[guarded] = _adapter_class()(self.guard if guarded else None)
-            return self._adapters[guarded]
-
     def _send(
         self,
-        session: Any,
         method: str,
         url: str,
         *,
         deadline: Deadline,
+        headers: Mapping[str, str],
+        guarded: bool = True,
+        cookies: Any = None,
         wanted: Callable[[str], bool] = _any_type,
         **parts: Any,
     ) -> Reply:
+        """One request, one answer. Not by a requests.Session, which costs more than the request itself, sends the
+        passwords of ~/.netrc to whatever host a page names, and reads the body of a redirect without a limit."""
         import requests
         import urllib3
 
@@ -938,21 +928,29 @@ class Http:
         if not deadline.remaining():
             raise Timeout(f"{host} was not asked: the time was up")
         try:
-            response = session.send(
-                session.prepare_request(requests.Request(method, url, **parts)),
+            asked = requests.Request(method, url, {**ANY_REQUEST, **headers}, cookies=cookies, **parts).prepare()
+            response = self._adapter(guarded).send(
+                asked,
                 stream=True,
-                allow_redirects=False,
                 # Not a plain number: only `total` covers connecting, headers and body together.
                 timeout=urllib3.Timeout(total=deadline.remaining(), connect=10.0),
                 proxies=self._proxies(url),
-                verify=self.settings.ca_bundle or True,
             )
             with response:
+                if cookies is not None:
+                    requests.cookies.extract_cookies_to_jar(cookies, asked, response.raw)  # type: ignore[no-untyped-call]
                 return self._read(response, deadline, wanted)
         except requests.exceptions.InvalidHeader:
             raise ConfigError(f"A header for {host} cannot be sent: is there a line break in its key?") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise _transport_error(error, host) from None
+
+    def _adapter(self, guarded: bool) -> Any:
+        """What keeps the connections; pages and trusted endpoints never share one."""
+        with self._lock:
+            if guarded not in self._adapters:
+                self._adapters[guarded] = _adapter_class()(self.guard if guarded else None, self.settings.ca_bundle)
+            return self._adapters[guarded]
 
     def _proxies(self, url: str) -> dict[str, str]:
         if bypasses_proxy(url, self.settings.no_proxy):
@@ -1069,8 +1067,9 @@ def _adapter_class() -> Any:
         return made
 
     class Adapter(requests.adapters.HTTPAdapter):
-        def __init__(self, guard: AddressGuard | None) -> None:
+        def __init__(self, guard: AddressGuard | None, ca_bundle: str) -> None:
             self._guard = guard
+            self._trusted = functools.lru_cache(maxsize=1)(functools.partial(_trusted_authorities, ca_bundle))
             super().__init__(pool_connections=32, pool_maxsize=16)
 
         def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -1083,7 +1082,28 @@ def _adapter_class() -> Any:
             manager.pool_classes_by_scheme = pools(None)
             return manager
 
+        def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> tuple[Any, Any]:
+            host, options = super().build_connection_pool_key_attributes(request, verify, cert)
+            return host, {**options, "ssl_context": self._trusted()} if host["scheme"] == "https" else options
+
+        def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+            """Left to the context above: requests would read the file of authorities for each connection again."""
+
     return Adapter
+
+
+def _trusted_authorities(ca_bundle: str) -> Any:
+    """The TLS settings that all connections share: reading the authorities takes longer than most handshakes."""
+    from requests.utils import DEFAULT_CA_BUNDLE_PATH
+    from urllib3.util.ssl_ import create_urllib3_context
+
+    context = create_urllib3_context()
+    path = ca_bundle or DEFAULT_CA_BUNDLE_PATH
+    try:
+        context.load_verify_locations(**{"capath" if os.path.isdir(path) else "cafile": path})
+    except OSError:
+        raise ConfigError("REQUESTS_CA_BUNDLE names no file of certificates that can be read.") from None
+    return context
 
 
 class _Connection:

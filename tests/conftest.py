@@ -12,12 +12,15 @@ import ipaddress
 import json
 import os
 import socket
+import ssl
 import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,7 +166,9 @@ class Request:
 class Site:
     """A web server on a loopback port of its own, and the list of what it was asked."""
 
-    def __init__(self, routes: Mapping[str, Route] | Callable[[Request], Answer]) -> None:
+    def __init__(
+        self, routes: Mapping[str, Route] | Callable[[Request], Answer], *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.routes = routes
         self.requests: list[Request] = []
         self.connections: list[socket.socket] = []
@@ -173,7 +178,9 @@ class Site:
         self._server.site = self
         self.port = self._server.server_address[1]
         self.host = f"127.0.0.1:{self.port}"
-        self.url = f"http://{self.host}"
+        self.url = f"{'https' if tls else 'http'}://{self.host}"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         # A short poll interval: shutting down waits for it.
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -196,6 +203,20 @@ class Site:
         for connection in self.connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def certificates(folder: Path, names: Sequence[str]) -> tuple[str, ssl.SSLContext]:
+    """The file of a new authority, and the context of a server that it certifies for `names` (DNS:… or IP:…)."""
+    (folder / "extensions").write_text(f"subjectAltName={','.join(names)}\nextendedKeyUsage=serverAuth\n")
+    for command in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 1 -subj /CN=authority -addext keyUsage=keyCertSign",
+        "req -newkey rsa:2048 -nodes -keyout site.key -out site.csr -subj /CN=site",
+        "x509 -req -in site.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out site.pem -days 1 -extfile extensions",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "site.pem", folder / "site.key")
+    return str(folder / "ca.pem"), context
 
 
 class _Server(ThreadingHTTPServer):

@@ -10,9 +10,7 @@ import ipaddress
 import itertools
 import json
 import os
-import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -20,6 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import certificates
 
 import chrome_worker
 import kindly_search
@@ -525,26 +524,11 @@ class Tls:
 
     def __init__(self, folder, location):
         self.location, self.asked = location, []
-        self.authority = self._certificates(folder)
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(folder / "site.pem", folder / "site.key")
+        hosts = (*FIXED.values(), "news.ycombinator.com", "arxiv.org", "github.com")
+        self.authority, self._context = certificates(folder, [f"DNS:{host}" for host in hosts])
         self.server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}"
         threading.Thread(target=self._listen, daemon=True).start()
-
-    @staticmethod
-    def _certificates(folder):
-        if not shutil.which("openssl"):
-            pytest.skip("needs openssl")
-        names = ",".join(f"DNS:{host}" for host in (*FIXED.values(), "news.ycombinator.com", "arxiv.org", "github.com"))
-        (folder / "extensions").write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth\n")
-        for command in (
-            "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 1 -subj /CN=authority -addext keyUsage=keyCertSign",
-            "req -newkey rsa:2048 -nodes -keyout site.key -out site.csr -subj /CN=site",
-            "x509 -req -in site.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out site.pem -days 1 -extfile extensions",
-        ):
-            subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=folder)
-        return str(folder / "ca.pem")
 
     def _listen(self):
         with contextlib.suppress(OSError):

@@ -2,17 +2,20 @@
 
 import contextlib
 import gzip
+import os
 import socket
 import threading
 import time
 import zlib
 
 import pytest
+from conftest import Site, certificates
 
 from kindly_search import (
     AddressGuard,
     AddressNotAllowed,
     BadResponse,
+    ConfigError,
     Deadline,
     Http,
     InvalidInput,
@@ -719,6 +722,55 @@ def test_https_to_a_plain_port_is_a_failed_secure_connection(plain_port, http):
 def test_a_silent_tls_handshake_ends_at_the_deadline(http):
     with socket.create_server(("127.0.0.1", 0)) as listener, takes_less_than(1.5), pytest.raises(Timeout):
         http.get(f"https://127.0.0.1:{listener.getsockname()[1]}/", deadline=within(0.3))
+
+
+@pytest.fixture
+def secure(tmp_path):
+    """A site with TLS whose certificate holds for 127.0.0.1, and the file of its authority."""
+    authority, context = certificates(tmp_path, ["IP:127.0.0.1"])
+    site = Site({"/": (200, {"Connection": "close"}, "in confidence")}, tls=context)
+    yield site, authority
+    site.close()
+
+
+def secure_http(authority=""):
+    return Http(Settings(allow_private_hosts="127.0.0.1,localhost", ca_bundle=authority))
+
+
+def test_a_certificate_of_a_trusted_authority_is_accepted(secure):
+    site, authority = secure
+    with contextlib.closing(secure_http(authority)) as http:
+        assert http.get(site.url, deadline=within()).body == b"in confidence"
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(secure):
+    site, _ = secure
+    with contextlib.closing(secure_http()) as http, pytest.raises(Unreachable, match="no secure connection"):
+        http.get(site.url, deadline=within())
+    assert not site.requests
+
+
+def test_a_certificate_for_another_name_is_refused(secure):
+    site, authority = secure
+    with contextlib.closing(secure_http(authority)) as http, pytest.raises(Unreachable, match="no secure connection"):
+        http.get(f"https://localhost:{site.port}/", deadline=within())
+    assert not site.requests
+
+
+def test_the_file_of_authorities_is_read_once_for_all_connections(secure):
+    site, authority = secure
+    with contextlib.closing(secure_http(authority)) as http:
+        http.get(site.url, deadline=within())
+        os.remove(authority)
+        assert http.get(site.url, deadline=within()).body == b"in confidence"
+    assert len(site.connections) == 2
+
+
+def test_a_missing_file_of_authorities_is_a_sentence_that_names_the_variable(secure, tmp_path):
+    site, _ = secure
+    http = secure_http(str(tmp_path / "nowhere.pem"))
+    with contextlib.closing(http), pytest.raises(ConfigError, match="REQUESTS_CA_BUNDLE"):
+        http.get(site.url, deadline=within())
 
 
 # -- what is sent ------------------------------------------------------------
