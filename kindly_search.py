@@ -37,6 +37,7 @@ import ipaddress
 import itertools
 import json
 import logging
+import mmap
 import os
 import queue
 import random
@@ -50,7 +51,7 @@ import tempfile
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -304,6 +305,12 @@ class Settings:
     )
     max_in_flight_per_token: int = env(
         "KINDLY_MAX_IN_FLIGHT_PER_TOKEN", default=256, parse=at_least(1), help="The same for one token."
+    )
+    http_workers: int = env(
+        "KINDLY_HTTP_WORKERS",
+        default=1,
+        parse=at_least(1),
+        help="Processes that share the work in HTTP mode.",
     )
     log_level: str = env("KINDLY_LOG_LEVEL", default="WARNING", parse=log_level, help="DEBUG, INFO, WARNING or ERROR.")
     log_queries: bool = env(
@@ -6431,8 +6438,8 @@ class RateLimit:
     )
     now: Callable[[], float] = field(default=time.monotonic, repr=False)
     most_users: int = 1000
-    _windows: dict[str, tuple[float, int]] = field(default_factory=dict, init=False, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _windows: MutableMapping[str, tuple[float, int]] = field(default_factory=dict, init=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def check(self, user: str = "") -> None:
         """Counts one call of `user`, or raises RateLimited with the time to come back."""
@@ -6451,6 +6458,57 @@ class RateLimit:
             self._windows[user] = (start, used + 1)
             if len(self._windows) > self.most_users:
                 del self._windows[next(iter(self._windows))]
+
+    def share(self, users: Sequence[str]) -> None:
+        """From now on `users` are counted over all processes that this one forks."""
+        self._windows, self._lock = SharedWindows(users), ProcessLock()
+
+
+class SharedWindows(MutableMapping[str, tuple[float, int]]):
+    """Start and calls of each user's window, in memory that forked processes share; no calls means no window."""
+
+    def __init__(self, users: Sequence[str]) -> None:
+        self._places = {user: 2 * place for place, user in enumerate(users)}
+        self._values = memoryview(mmap.mmap(-1, 16 * max(1, len(users)))).cast("d")
+
+    def __getitem__(self, user: str) -> tuple[float, int]:
+        start, calls = self._values[self._places[user] : self._places[user] + 2]
+        if not calls:
+            raise KeyError(user)
+        return start, int(calls)
+
+    def __setitem__(self, user: str, window: tuple[float, int]) -> None:
+        place = self._places[user]
+        self._values[place], self._values[place + 1] = window
+
+    def __delitem__(self, user: str) -> None:
+        self[user] = (0.0, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        return (user for user in self._places if user in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class ProcessLock:
+    """A lock for the threads of several processes, which the system takes from a process that dies."""
+
+    def __init__(self) -> None:
+        self._threads = threading.Lock()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        self._threads.acquire()
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *exc_info: object) -> None:
+        import fcntl
+
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        self._threads.release()
 
 
 def _come_back(rate: tuple[int, float], wait: float) -> RateLimited:
@@ -7366,7 +7424,7 @@ DEFAULT_RESULTS = 3
 MOST_RESULTS = 10
 
 #: How often a running call looks whether it was cancelled.
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.5
 
 #: Time kept back from the pages for putting the answer together.
 CLOSING_SECONDS = 0.5
@@ -7873,9 +7931,13 @@ class GetContentOutput:
 
 
 class Metrics:
-    """Counts calls, attempts, pages and the state of the breakers for Prometheus."""
+    """Counts calls, attempts, pages and the state of the breakers for Prometheus.
 
-    def __init__(self, kindly: Kindly) -> None:
+    With `folder`, several processes count together in its files; prometheus_client must be told so before it is
+    imported, by PROMETHEUS_MULTIPROC_DIR.
+    """
+
+    def __init__(self, kindly: Kindly, *, folder: str = "") -> None:
         try:
             import prometheus_client as prometheus
         except ImportError:
@@ -7889,12 +7951,18 @@ class Metrics:
         self._duration = prometheus.Histogram(
             "mcp_tool_duration_seconds", "Time of a tool call.", ("tool", "provider"), registry=self.registry
         )
-        self._breakers = kindly.breakers
+        self._folder = folder
+        self._kindly = kindly
         self._state = prometheus.Gauge(
-            "circuit_breaker_state", "0 closed, 1 half-open, 2 open.", ("operation", "provider"), registry=self.registry
+            "circuit_breaker_state",
+            "0 closed, 1 half-open, 2 open.",
+            ("operation", "provider"),
+            registry=self.registry,
+            multiprocess_mode="livemax",
         )
-        launches = prometheus.Gauge("browser_launches", "Starts of the browser worker.", registry=self.registry)
-        launches.set_function(lambda: kindly.browser.launches)
+        self._launches = prometheus.Gauge(
+            "browser_launches", "Starts of the browser worker.", registry=self.registry, multiprocess_mode="sum"
+        )
         kindly.telemetry.listeners.append(self.attempt)
 
     def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Any:
@@ -7915,15 +7983,27 @@ class Metrics:
             self._pages.labels(page["method"], "failed" if page["failure"] else "ok").inc()
             if page["method"] == "cache":
                 self._hits.inc()
+        self._look_around()
 
     def _pages_of(self, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [*meta.get("pages", []), *filter(None, [meta.get("page")])]
 
     def page(self) -> bytes:
         """The page that Prometheus scrapes."""
-        for (operation, provider), state in self._breakers.states().items():
+        self._look_around()
+        if not self._folder:
+            return bytes(self._render(self.registry))
+        from prometheus_client import CollectorRegistry, multiprocess
+
+        everybody = CollectorRegistry()
+        multiprocess.MultiProcessCollector(everybody, path=self._folder)  # type: ignore[no-untyped-call]
+        return bytes(self._render(everybody))
+
+    def _look_around(self) -> None:
+        """Notes what is not counted but is so: after each call too, for the scrapes that other processes answer."""
+        for (operation, provider), state in self._kindly.breakers.states().items():
             self._state.labels(operation, provider).set(("closed", "half-open", "open").index(state))
-        return bytes(self._render(self.registry))
+        self._launches.set(self._kindly.browser.launches)
 
 
 def build_server(kindly: Kindly, metrics: Metrics | None = None) -> Any:
@@ -8109,8 +8189,11 @@ def encodable(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress_to(ctx: Any) -> Progress:
-    """Sends progress to the client; the SDK drops it where the client did not ask for any."""
+    """Sends progress to the client, if it asked for any: each report waits for its turn in the server's one loop."""
     from anyio import from_thread
+
+    if "progress_token" not in (ctx.request_context.meta or {}):
+        return _no_progress
 
     def report(done: int, total: int, message: str) -> None:
         from_thread.run(ctx.report_progress, done, total, plain_text(message))
@@ -8130,17 +8213,51 @@ Send = Callable[[dict[str, Any]], Any]
 PlainReply = tuple[int, str, Mapping[str, str]]
 
 
+class Places:
+    """The calls under way of each user, over all worker processes: each writes its own row, and reads them all."""
+
+    def __init__(self, users: Sequence[str], workers: int = 1) -> None:
+        self._columns = {user: place for place, user in enumerate(users)}
+        # Processes that are forked later share this memory.
+        self._counts = memoryview(mmap.mmap(-1, 4 * workers * len(users))).cast("I")
+        self._row = 0
+
+    def sit_down(self, worker: int) -> None:
+        """This process is now that worker; what a dead one before it left behind is forgotten."""
+        self._row = worker * len(self._columns)
+        for column in self._columns.values():
+            self._counts[self._row + column] = 0
+
+    @contextlib.contextmanager
+    def taken(self, user: str) -> Iterator[None]:
+        """One more call of the user, as long as it lasts. Only the event loop counts, so no lock is needed."""
+        place = self._row + self._columns[user]
+        self._counts[place] += 1
+        try:
+            yield
+        finally:
+            self._counts[place] -= 1
+
+    def of(self, user: str) -> int:
+        """The calls of one user."""
+        return sum(self._counts[self._columns[user] :: len(self._columns)])
+
+    def all(self) -> int:
+        """The calls of everybody."""
+        return sum(self._counts)
+
+
 class Gate:
     """ASGI in front of the MCP endpoint: tokens, limits on calls in flight, and the routes for operators."""
 
-    def __init__(self, app: Any, kindly: Kindly, metrics: Metrics, host: str = "127.0.0.1") -> None:
+    def __init__(self, app: Any, kindly: Kindly, metrics: Metrics, host: str = "127.0.0.1", workers: int = 1) -> None:
         self._app = app
         # A name that leads here is as good as an address: pages of other sites could use it from a browser.
         self._hosts = set(kindly.settings.http_hosts) or (LOOPBACK_NAMES if is_loopback(host) else set())
         self._kindly = kindly
         self._metrics = metrics
         self._tokens = dict(kindly.settings.http_tokens)
-        self._in_flight: dict[str, int] = {}
+        self.places = Places(users_of(kindly), workers)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answers what is ours and passes the rest on."""
@@ -8152,15 +8269,12 @@ class Gate:
     async def _http(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         user = user_of(headers, self._tokens)
-        reply = self._own_reply(scope, headers, user) or self._too_busy(user or "")
-        if reply:
-            await _plain_reply(send, *reply)
+        reply = self._own_reply(scope, headers, user) or self._too_busy(user)
+        if reply or user is None:
+            await _plain_reply(send, *(reply or NO_TOKEN))
             return
-        self._in_flight[user or ""] = self._in_flight.get(user or "", 0) + 1
-        try:
+        with self.places.taken(user):
             await self._app(scope, receive, send)
-        finally:
-            self._in_flight[user or ""] -= 1
 
     def _own_reply(self, scope: dict[str, Any], headers: Mapping[str, str], user: str | None) -> "PlainReply | None":
         """What is answered here: the routes for operators, and what is refused."""
@@ -8170,7 +8284,7 @@ class Gate:
         if self._hosts and _host_name(headers.get("host", "")) not in self._hosts:
             return 421, "This host is not allowed.", {}
         if user is None:
-            return 401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"}
+            return NO_TOKEN
         if not self._origin_is_ours(headers):
             return 403, "This origin is not allowed.", {}
         if path == "/readyz":
@@ -8183,12 +8297,12 @@ class Gate:
             return 405, "This server is stateless: use POST.", {"Allow": "POST"}
         return None
 
-    def _too_busy(self, user: str) -> "PlainReply | None":
+    def _too_busy(self, user: str | None) -> "PlainReply | None":
         """A refusal where too many calls are under way, for this user or for all."""
         settings = self._kindly.settings
-        if self._in_flight.get(user, 0) >= settings.max_in_flight_per_token:
+        if user is not None and self.places.of(user) >= settings.max_in_flight_per_token:
             return 429, "Too many calls at the same time with this token.", RETRY_SOON
-        if sum(self._in_flight.values()) >= settings.max_in_flight:
+        if self.places.all() >= settings.max_in_flight:
             return 503, "The server is busy.", RETRY_SOON
         return None
 
@@ -8207,6 +8321,7 @@ class Gate:
 
 
 RETRY_SOON = {"Retry-After": "1"}
+NO_TOKEN: PlainReply = (401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"})
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 LOOPBACK_NAMES = {name.strip("[]") for name in LOOPBACK_HOSTS}
 SCHEMES = ("http", "https")
@@ -8229,6 +8344,11 @@ def user_of(headers: Mapping[str, str], tokens: Mapping[str, str]) -> str | None
     return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
+def users_of(kindly: Kindly) -> list[str]:
+    """Everybody who can get in, as user_of() names them."""
+    return list(dict(kindly.settings.http_tokens)) or ["local"]
+
+
 async def _plain_reply(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
     fields = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text.encode())), **headers}
     raw = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
@@ -8236,9 +8356,9 @@ async def _plain_reply(send: Send, status: int, text: str, headers: Mapping[str,
     await send({"type": "http.response.body", "body": text.encode()})
 
 
-def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
+def http_app(kindly: Kindly, host: str = "127.0.0.1", *, workers: int = 1, metrics_folder: str = "") -> Gate:
     """The ASGI application: the MCP endpoint /mcp, stateless, behind the gate."""
-    metrics = Metrics(kindly)
+    metrics = Metrics(kindly, folder=metrics_folder)
     server = build_server(kindly, metrics)
 
     from mcp.server.transport_security import TransportSecuritySettings
@@ -8251,7 +8371,7 @@ def http_app(kindly: Kindly, host: str = "127.0.0.1") -> Any:
         allowed_origins=[f"{scheme}://{name}{port}" for name in names for scheme in SCHEMES for port in ("", ":*")],
     )
     app = server.streamable_http_app(host=host, stateless_http=True, transport_security=security)
-    return Gate(app, kindly, metrics, host)
+    return Gate(app, kindly, metrics, host, workers)
 
 
 def is_loopback(host: str) -> bool:
@@ -8260,22 +8380,53 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if literal is None else literal.is_loopback
 
 
-def serve_http(kindly: Kindly, host: str, port: int) -> None:
+def serve_http(kindly: Kindly, host: str, port: int, workers: int | None = None) -> None:
     """Serves many clients over Streamable HTTP until SIGTERM; calls under way may finish first."""
     if not is_loopback(host) and not kindly.settings.http_tokens:
         raise ConfigError(f"Set KINDLY_HTTP_TOKEN before binding {host}: anyone who reaches it could use your keys.")
-    app = http_app(kindly, host)
+    workers = kindly.settings.http_workers if workers is None else workers
+    if workers < 1:
+        raise ConfigError("--workers takes a whole number from 1 up.")
+    if workers > 1 and not hasattr(os, "fork"):
+        raise ConfigError("More than one worker needs fork(), which this system lacks: start servers on several ports.")
+    listeners = _listeners(host, port, workers)
+    address = f"http://{host}:{listeners[0].getsockname()[1]}/mcp"
+    if workers == 1:
+        app = http_app(kindly, host)
+        print(f"Listening on {address}", file=sys.stderr, flush=True)
+        _serve(app, kindly, listeners[0])
+        return
+    with tempfile.TemporaryDirectory(prefix="kindly-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        app = http_app(kindly, host, workers=workers, metrics_folder=folder)
+        kindly.rate_limit.share(users_of(kindly))
+        print(f"Listening on {address}", file=sys.stderr, flush=True)
+        Workers(app, kindly, listeners).run()
 
-    import anyio.to_thread
-    import uvicorn
 
+def _listeners(host: str, port: int, workers: int) -> list[socket.socket]:
+    """A socket for each worker, all on one port. Linux spreads the connections over them; elsewhere they share one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Without reuse_port, which would let a second server listen beside this one unnoticed.
+        first = socket.create_server((host, port), family=family)
+        if workers == 1 or sys.platform != "linux":
+            return [first] * workers
+        address = (host, first.getsockname()[1])
+        first.close()
+        return [socket.create_server(address, family=family, reuse_port=True) for _ in range(workers)]
     except OverflowError:
         raise ConfigError(f"{port} is not a port; use one from 0 to 65535.") from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(f"Cannot listen on {host}:{port}: {why or error}.") from None
+
+
+def _serve(app: Any, kindly: Kindly, listener: socket.socket) -> None:
+    """Answers what comes to the listener until SIGTERM."""
+    import anyio.to_thread
+    import uvicorn
+
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -8289,12 +8440,113 @@ def serve_http(kindly: Kindly, host: str, port: int) -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = kindly.settings.max_in_flight
         await uvicorn.Server(config).serve(sockets=[listener])
 
+    # Each thread that waits for the interpreter wakes up this often to ask for it; at the default of 5 ms, hundreds of
+    # them spend more time asking than the calls take (twice the CPU per call at 200 clients).
+    sys.setswitchinterval(SWITCH_SECONDS)
     _let_calls_finish()
-    print(f"Listening on http://{host}:{listener.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
     try:
         anyio.run(run)
     finally:
         kindly.close()
+
+
+SWITCH_SECONDS = 0.05
+
+#: A worker that lives no longer than this has not served anybody; so many of them in a row, and the server gives up.
+SHORT_LIFE_SECONDS = 5.0
+MOST_SHORT_LIVES = 5
+
+
+class Workers:
+    """Forks a process for each listener and starts again what dies. This process itself serves nobody.
+
+    Each worker has its own cache, breakers and browser, as replicas have; limits and metrics are counted together.
+    """
+
+    def __init__(self, app: Gate, kindly: Kindly, listeners: Sequence[socket.socket]) -> None:
+        self._app = app
+        self._kindly = kindly
+        self._listeners = listeners
+        self._running: dict[int, tuple[int, float]] = {}
+        self._short_lives = 0
+        self._stopping = False
+        # Its other end closes with this process, however it dies, and the workers end with it.
+        self._parent_gone, self._parent_here = os.pipe()
+
+    def run(self) -> None:
+        """Returns once all workers have ended, after SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop())
+        for worker in range(len(self._listeners)):
+            self._start(worker)
+        while self._running:
+            pid, _ = os.wait()
+            if pid in self._running:
+                self._replace(pid)
+        if self._short_lives >= MOST_SHORT_LIVES:
+            raise ConfigError("The workers die as soon as they start; the log says why.")
+
+    def _stop(self) -> None:
+        """Tells every worker to finish its calls. New clients are refused from now on, not left waiting."""
+        self._stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _replace(self, pid: int) -> None:
+        from prometheus_client import multiprocess
+
+        worker, started = self._running.pop(pid)
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+        if self._stopping:
+            return
+        logger.error("a worker died and is started again: worker=%d pid=%d", worker, pid)
+        lived = time.monotonic() - started
+        self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
+        if self._short_lives >= MOST_SHORT_LIVES:
+            self._stop()
+        else:
+            self._start(worker)
+
+    def _start(self, worker: int) -> None:
+        # Between the fork and the note of it a signal would miss the new worker.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        pid = os.fork()
+        if pid:
+            self._running[pid] = (worker, time.monotonic())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+            return
+        code: object = 1
+        try:
+            self._work(worker)
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            logger.exception("worker %d failed", worker)
+        finally:
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 0)
+
+    def _work(self, worker: int) -> None:
+        """What the forked process does."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: sys.exit(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        os.close(self._parent_here)
+        mine = self._listeners[worker]
+        for listener in self._listeners:
+            if listener is not mine:
+                listener.close()
+        threading.Thread(target=self._end_with_parent, daemon=True).start()
+        self._app.places.sit_down(worker)
+        _serve(self._app, self._kindly, mine)
+
+    def _end_with_parent(self) -> None:
+        os.read(self._parent_gone, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _let_calls_finish() -> None:
@@ -8404,6 +8656,7 @@ def _add_server(commands: Any) -> None:
     command.add_argument("--http", action="store_true", help="serve Streamable HTTP at /mcp instead of stdio")
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     command.add_argument("--port", type=int, default=8000, help="port to listen on (default 8000)")
+    command.add_argument("--workers", type=int, metavar="N", help="processes that serve HTTP (default 1)")
     command.add_argument("--log-format", choices=("text", "json"), default="text", help="how log lines are written")
     command.add_argument("forwarded", nargs="*", metavar="-- OPTIONS", help="the same options, for wrappers")
     command.set_defaults(run=functools.partial(_run_server, command))
@@ -8416,7 +8669,7 @@ def _run_server(command: Any, arguments: Any) -> int:
     if unknown:
         logger.warning("unknown options are ignored: %s", " ".join(unknown))
     if arguments.http:
-        serve_http(kindly, arguments.host, arguments.port)
+        serve_http(kindly, arguments.host, arguments.port, arguments.workers)
     else:
         serve_stdio(kindly)
     return 0
