@@ -8389,37 +8389,37 @@ def serve_http(kindly: Kindly, host: str, port: int, workers: int | None = None)
         raise ConfigError("--workers takes a whole number from 1 up.")
     if workers > 1 and not hasattr(os, "fork"):
         raise ConfigError("More than one worker needs fork(), which this system lacks: start servers on several ports.")
-    listeners = _listeners(host, port, workers)
-    address = f"http://{host}:{listeners[0].getsockname()[1]}/mcp"
     if workers == 1:
         app = http_app(kindly, host)
-        print(f"Listening on {address}", file=sys.stderr, flush=True)
-        _serve(app, kindly, listeners[0])
+        _serve(app, kindly, *_listeners(host, port, 1))
         return
     with tempfile.TemporaryDirectory(prefix="kindly-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         app = http_app(kindly, host, workers=workers, metrics_folder=folder)
         kindly.rate_limit.share(users_of(kindly))
-        print(f"Listening on {address}", file=sys.stderr, flush=True)
-        Workers(app, kindly, listeners).run()
+        Workers(app, kindly, _listeners(host, port, workers)).run()
 
 
 def _listeners(host: str, port: int, workers: int) -> list[socket.socket]:
-    """A socket for each worker, all on one port. Linux spreads the connections over them; elsewhere they share one."""
+    """Listens and says where: a socket for each worker, all on one port.
+
+    Linux spreads the connections over them; elsewhere the workers share one.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         # Without reuse_port, which would let a second server listen beside this one unnoticed.
-        first = socket.create_server((host, port), family=family)
-        if workers == 1 or sys.platform != "linux":
-            return [first] * workers
-        address = (host, first.getsockname()[1])
-        first.close()
-        return [socket.create_server(address, family=family, reuse_port=True) for _ in range(workers)]
+        listeners = [socket.create_server((host, port), family=family)] * workers
+        address = (host, listeners[0].getsockname()[1])
+        if workers > 1 and sys.platform == "linux":
+            listeners[0].close()
+            listeners = [socket.create_server(address, family=family, reuse_port=True) for _ in range(workers)]
     except OverflowError:
         raise ConfigError(f"{port} is not a port; use one from 0 to 65535.") from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(f"Cannot listen on {host}:{port}: {why or error}.") from None
+    print(f"Listening on http://{host}:{address[1]}/mcp", file=sys.stderr, flush=True)
+    return listeners
 
 
 def _serve(app: Any, kindly: Kindly, listener: socket.socket) -> None:
