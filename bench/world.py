@@ -5,16 +5,18 @@
         kindly.web_search("300 x", 5)      # the provider waits 300 ms, and so does each page
 
 The first word of a query is the delay in milliseconds; the rest makes the pages of this query different from others.
+Pages are of about 70 kB; those of queries that go on with the word "small" are of about 2 kB.
 """
 
 import asyncio
 import json
+import random
 import re
 import subprocess
 import sys
 import urllib.parse
 
-from extraction import made_pages
+from extraction import article, made_pages
 
 QUERY = re.compile(r"(\d+) (.+)")
 
@@ -49,6 +51,10 @@ class World:
 
 
 PAGES = [page.html.encode() for page in made_pages()]
+SMALL_PAGES = [
+    f"<!DOCTYPE html><title>Small {seed}</title><main>{article(random.Random(seed), paragraphs=3)[0]}</main>".encode()
+    for seed in range(10)
+]
 
 
 async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +77,8 @@ async def answer(path: str, body: bytes) -> bytes:
     else:
         _, first, name = urllib.parse.unquote(path).split("/", 2)
         # A stable choice, so that each run reads the same pages.
-        kind, content, delay = "text/html; charset=utf-8", PAGES[sum(name.encode()) % len(PAGES)], int(first)
+        pages = SMALL_PAGES if name.startswith("small") else PAGES
+        kind, content, delay = "text/html; charset=utf-8", pages[sum(name.encode()) % len(pages)], int(first)
     await asyncio.sleep(delay / 1000)
     return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
