@@ -58,7 +58,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qs, parse_qsl, quote, quote_plus, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
@@ -6492,7 +6492,7 @@ class SharedWindows(MutableMapping[str, tuple[float, int]]):
 
 
 class ProcessLock:
-    """A lock for the threads of several processes, which the system takes from a process that dies."""
+    """A lock for the threads of several processes, which the system takes from a process that dies. Not on Windows."""
 
     def __init__(self) -> None:
         self._threads = threading.Lock()
@@ -8223,7 +8223,7 @@ class Places:
         self._row = 0
 
     def sit_down(self, worker: int) -> None:
-        """This process is now that worker; what a dead one before it left behind is forgotten."""
+        """What this process forks next is that worker; what a dead one before it left behind is forgotten."""
         self._row = worker * len(self._columns)
         for column in self._columns.values():
             self._counts[self._row + column] = 0
@@ -8451,6 +8451,7 @@ def _serve(app: Any, kindly: Kindly, listener: socket.socket) -> None:
 
 
 SWITCH_SECONDS = 0.05
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: A worker that lives no longer than this has not served anybody; so many of them in a row, and the server gives up.
 SHORT_LIFE_SECONDS = 5.0
@@ -8475,7 +8476,7 @@ class Workers:
 
     def run(self) -> None:
         """Returns once all workers have ended, after SIGTERM or SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: self._stop())
         for worker in range(len(self._listeners)):
             self._start(worker)
@@ -8512,12 +8513,17 @@ class Workers:
 
     def _start(self, worker: int) -> None:
         # Between the fork and the note of it a signal would miss the new worker.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        pid = os.fork()
-        if pid:
-            self._running[pid] = (worker, time.monotonic())
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            if not self._stopping:
+                self._app.places.sit_down(worker)
+                pid = os.fork() or self._work_and_exit(worker)
+                self._running[pid] = (worker, time.monotonic())
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def _work_and_exit(self, worker: int) -> NoReturn:
+        """All that the forked process does; it must never return into the code of its parent."""
         code: object = 1
         try:
             self._work(worker)
@@ -8531,17 +8537,15 @@ class Workers:
             os._exit(code if isinstance(code, int) else 0)
 
     def _work(self, worker: int) -> None:
-        """What the forked process does."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: sys.exit(0))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         os.close(self._parent_here)
         mine = self._listeners[worker]
         for listener in self._listeners:
             if listener is not mine:
                 listener.close()
         threading.Thread(target=self._end_with_parent, daemon=True).start()
-        self._app.places.sit_down(worker)
         _serve(self._app, self._kindly, mine)
 
     def _end_with_parent(self) -> None:
@@ -8568,7 +8572,7 @@ def serve_stdio(kindly: Kindly) -> None:
         os._exit(128 + number)
 
     # The SDK reads stdin in a thread that no signal interrupts: without this Ctrl-C would do nothing.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, stop)
     server = build_server(kindly)
     if sys.stdin is not None and sys.stdin.isatty():

@@ -867,16 +867,15 @@ def test_the_rate_limit_holds_over_all_workers(start, world):
 
 @linux_only
 def test_a_worker_that_is_killed_is_replaced_and_its_places_are_free_again(start, world, held, wait_until):
-    server = start("--workers", "2", KINDLY_MAX_IN_FLIGHT="1")
-    with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(server.call, "get_content", {"url": held})
-        assert world.asked.acquire(timeout=10)
+    server = start("--workers", "2", KINDLY_MAX_IN_FLIGHT="2")
+    with ThreadPoolExecutor(2) as pool:
+        lost = [pool.submit(server.call, "get_content", {"url": f"{held}{number}"}) for number in range(2)]
+        assert all(world.asked.acquire(timeout=10) for _ in lost)
         assert statuses(server) == {503}
         before = server.workers()
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises((OSError, http.client.HTTPException)):
-            lost.result()
+        assert all(isinstance(call.exception(), (OSError, http.client.HTTPException)) for call in lost)
     wait_until(lambda: len(server.workers()) == 2 and not set(server.workers()) & set(before))
     assert statuses(server) == {200}
     assert sum("a worker died and is started again" in line for line in server.log) == 2
