@@ -5,7 +5,7 @@ FROM python:3.13-slim
 
 RUN apt-get update && apt-get install -y --no-install-recommends chromium && rm -rf /var/lib/apt/lists/*
 COPY pyproject.toml README.md LICENSE kindly_search.py chrome_worker.py /src/
-RUN pip install --no-cache-dir "/src[fast]" && useradd --create-home kindly
+RUN pip install --no-cache-dir /src && useradd --create-home kindly
 USER kindly
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s CMD python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz')"

@@ -10,7 +10,6 @@ keep; without it they count for speed only. All runs share one process and take 
 
 import argparse
 import collections
-import contextlib
 import gzip
 import json
 import random
@@ -25,6 +24,8 @@ from pathlib import Path
 from report import CHARACTERS_PER_TOKEN, ROOT, Table
 
 sys.path.insert(0, str(ROOT))
+
+from kindly_search import html_to_markdown
 
 Reader = Callable[[str], str]
 
@@ -54,8 +55,8 @@ class Page:
 
 
 def readers() -> dict[str, Reader]:
-    """Ours with both parsers, and the peers that are installed."""
-    found = {"kindly, html5lib": without_lxml, "kindly, lxml": with_lxml}
+    """Ours, and the peers that are installed."""
+    found: dict[str, Reader] = {"kindly": html_to_markdown}
     for name, load in (
         ("trafilatura", _trafilatura),
         ("readability-lxml + markdownify", _readability),
@@ -66,35 +67,6 @@ def readers() -> dict[str, Reader]:
         except ImportError:
             print(f"{name} is not installed: left out", file=sys.stderr)
     return found
-
-
-def with_lxml(html: str) -> str:
-    import lxml.etree  # noqa: F401  # not here, no figure: html5lib would step in silently
-
-    from kindly_search import html_to_markdown
-
-    return html_to_markdown(html)
-
-
-def without_lxml(html: str) -> str:
-    with lxml_hidden():
-        from kindly_search import html_to_markdown
-
-        return html_to_markdown(html)
-
-
-@contextlib.contextmanager
-def lxml_hidden() -> Iterator[None]:
-    """Makes `import lxml` fail, as it does for everybody who has not installed it."""
-    missing = object()
-    hidden = sys.modules.get("lxml", missing)
-    sys.modules["lxml"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["lxml"]
-        if hidden is not missing:
-            sys.modules["lxml"] = hidden  # type: ignore[assignment]
 
 
 def _trafilatura() -> Reader:
@@ -188,11 +160,11 @@ def tokens_per_fact(pages: Sequence[Page]) -> Table:
     table = Table(
         "Tokens per useful fact",
         f"{len(pages)} pages with {total} facts in their main content. A token is counted as "
-        f"{CHARACTERS_PER_TOKEN} characters; the ratio is to kindly with html5lib, in tokens per fact.",
+        f"{CHARACTERS_PER_TOKEN} characters; the ratio is to kindly, in tokens per fact.",
         ("reader", "facts kept", "tokens", "tokens per fact", "ratio"),
     )
     figures = {name: facts_and_tokens(read, pages) for name, read in everyone.items()}
-    ours = figures["kindly, html5lib"][1] / figures["kindly, html5lib"][0]
+    ours = figures["kindly"][1] / figures["kindly"][0]
     for name, (facts, tokens) in figures.items():
         each = tokens / max(facts, 1)
         table.rows.append((name, f"{facts} of {total}", f"{tokens:,}", each, each / ours))

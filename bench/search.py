@@ -11,11 +11,10 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import requests
-from extraction import lxml_hidden
 from report import ROOT, Table, verdict
 from world import World
 
@@ -27,20 +26,14 @@ DELAY_MS = 300
 UNAVOIDABLE = 2 * DELAY_MS / 1000
 TARGET = 1.2
 
-#: The parsers: what `pip install` gives, and the extra [fast].
-BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    "html5lib": lxml_hidden,
-    "lxml": contextlib.nullcontext,
-}
-
 _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def searcher(world: World, backend: str) -> Iterator[Kindly]:
+def searcher(world: World) -> Iterator[Kindly]:
     """A Kindly that has warmed up: the first call of a process also pays for imports."""
-    with BACKENDS[backend](), Kindly.from_env(world.environ()) as kindly:
-        kindly.web_search(f"0 warm {backend}", 3)
+    with Kindly.from_env(world.environ()) as kindly:
+        kindly.web_search("0 warm", 3)
         yield kindly
 
 
@@ -78,15 +71,13 @@ def tables(rounds: int = 7) -> list[Table]:
         f"{DELAY_MS} ms each, so {UNAVOIDABLE:g} s cannot be avoided; median of {rounds} searches, pages of 70 kB. "
         "`bare`: plain requests in threads that throw the same pages away, in turn with ours; it shows how busy the "
         "machine was.",
-        ("results", "parser", "seconds", "ratio", "bare seconds", "ratio to bare", "target"),
+        ("results", "seconds", "ratio", "bare seconds", "ratio to bare", "target"),
     )
-    with World() as world:
-        for backend in BACKENDS:
-            with searcher(world, backend) as kindly:
-                for count in (3, 5, 10):
-                    ours, bare = both(kindly, world, count, rounds)
-                    target = verdict(ours / UNAVOIDABLE, TARGET) if count == 5 else ""
-                    table.rows.append((count, backend, ours, ours / UNAVOIDABLE, bare, ours / bare, target))
+    with World() as world, searcher(world) as kindly:
+        for count in (3, 5, 10):
+            ours, bare = both(kindly, world, count, rounds)
+            target = verdict(ours / UNAVOIDABLE, TARGET) if count == 5 else ""
+            table.rows.append((count, ours, ours / UNAVOIDABLE, bare, ours / bare, target))
     return [table]
 
 

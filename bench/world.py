@@ -6,9 +6,14 @@
 
 The first word of a query is the delay in milliseconds; the rest makes the pages of this query different from others.
 Pages are of about 70 kB; those of queries that go on with the word "small" are of about 2 kB.
+
+"web" instead of a number makes it as slow and as unreliable as the web is: the provider takes 0.3 to 3 s, each page 0.2
+to 5 s, one search in twenty is refused with a 500, so that the second provider must answer, and one page in twenty is
+broken off once. The last word of such a query alone decides what happens to it: the same again for the same number.
 """
 
 import asyncio
+import gzip
 import json
 import random
 import re
@@ -18,7 +23,8 @@ import urllib.parse
 
 from extraction import article, made_pages
 
-QUERY = re.compile(r"(\d+) (.+)")
+QUERY = re.compile(r"(\d+|web) (.+)")
+FAULTS = 0.05
 
 
 class World:
@@ -43,6 +49,8 @@ class World:
         return {
             "SERPER_API_KEY": "bench",
             "SERPER_SEARCH_ENDPOINT": f"{self.url}/search",
+            "EXA_API_KEY": "bench",
+            "EXA_SEARCH_ENDPOINT": f"{self.url}/exa",
             "KINDLY_ALLOW_PRIVATE_HOSTS": "127.0.0.1",
             "KINDLY_BROWSER_ENABLED": "false",
             "KINDLY_CONTENT_CHAIN": "http",
@@ -50,47 +58,77 @@ class World:
         }
 
 
-PAGES = [page.html.encode() for page in made_pages()]
-SMALL_PAGES = [
-    f"<!DOCTYPE html><title>Small {seed}</title><main>{article(random.Random(seed), paragraphs=3)[0]}</main>".encode()
-    for seed in range(10)
-]
+def small_page(seed: int) -> str:
+    body, _ = article(random.Random(seed), paragraphs=3)
+    return f"<!DOCTYPE html><title>Small {seed}</title><main>{body}</main>"
+
+
+# Compressed, as nearly all pages are.
+PAGES = [gzip.compress(page.html.encode()) for page in made_pages()]
+SMALL_PAGES = [gzip.compress(small_page(seed).encode()) for seed in range(10)]
 
 
 async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers one connection until it is closed."""
+    """Answers one connection until it is closed, by us where an answer is None."""
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             length = re.search(rb"(?i)content-length: (\d+)", head)
             body = await reader.readexactly(int(length[1])) if length else b""
             path = head.split(b" ", 2)[1].decode()
-            writer.write(await answer(path, body))
+            reply = await answer(path, body)
+            if reply is None:
+                break
+            writer.write(reply)
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
     finally:
         writer.close()
 
 
-async def answer(path: str, body: bytes) -> bytes:
-    if path == "/search":
-        kind, content, delay = "application/json", *found(json.loads(body))
+async def answer(path: str, body: bytes) -> bytes | None:
+    status, kind, encoding = "200 OK", "application/json", ""
+    if path in ("/search", "/exa"):
+        content, delay, fails = found(path, json.loads(body))
+        if fails:
+            status, content = "500 Internal Server Error", b"{}"
     else:
         _, first, name = urllib.parse.unquote(path).split("/", 2)
         # A stable choice, so that each run reads the same pages.
         pages = SMALL_PAGES if name.startswith("small") else PAGES
+        encoding = "Content-Encoding: gzip\r\n"
         kind, content, delay = "text/html; charset=utf-8", pages[sum(name.encode()) % len(pages)], int(first)
+        if name.endswith("-breaks") and path not in BROKEN_OFF:
+            BROKEN_OFF.add(path)
+            return None
     await asyncio.sleep(delay / 1000)
-    return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{encoding}Content-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
 
 
-def found(asked: dict[str, object]) -> tuple[bytes, int]:
-    """The provider's answer to a query and how long it takes."""
-    match = QUERY.fullmatch(str(asked["q"]))
+#: The pages that were broken off once.
+BROKEN_OFF: set[str] = set()
+
+
+def found(path: str, asked: dict[str, object]) -> tuple[bytes, int, bool]:
+    """A provider's answer to a query, how long it takes, and whether it fails."""
+    match = QUERY.fullmatch(str(asked.get("q") or asked["query"]))
     assert match, asked
-    delay, name = int(match[1]), match[2].replace(" ", "-")
-    links = [f"{LISTENING[0]}/{delay}/{name}-{number}" for number in range(int(str(asked["num"])))]
-    hits = [{"title": f"Hit {link[-2:]}", "link": link, "snippet": "What it says."} for link in links]
-    return json.dumps({"organic": hits}).encode(), delay
+    name, count = match[2].replace(" ", "-"), int(str(asked.get("num") or asked["numResults"]))
+    fate = random.Random(f"{path} {name.rpartition('-')[2]}")
+    if match[1] == "web":
+        delay, fails = milliseconds(fate, 300, 400, 3000), path == "/search" and fate.random() < FAULTS
+        delays = [milliseconds(fate, 200, 700, 5000) for _ in range(count)]
+        ends = ["-breaks" if fate.random() < FAULTS else "" for _ in range(count)]
+    else:
+        delay, fails, delays, ends = int(match[1]), False, [int(match[1])] * count, [""] * count
+    links = [f"{LISTENING[0]}/{delays[n]}/{name}-{n}{ends[n]}" for n in range(count)]
+    hits = [{"title": f"Hit {link[-2:]}", "link": link, "url": link, "snippet": "What it says."} for link in links]
+    return json.dumps({"organic": hits, "results": hits}).encode(), delay, fails
+
+
+def milliseconds(fate: random.Random, least: float, mean: float, most: float) -> int:
+    """A time as they are on the web: most are short, some are not."""
+    return round(min(least + fate.expovariate(1 / mean), most))
 
 
 #: Where this process listens, once it does.

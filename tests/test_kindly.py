@@ -29,6 +29,7 @@ from kindly_search import (
     SearchError,
     Settings,
     Telemetry,
+    Threads,
     failure_note,
 )
 
@@ -675,3 +676,63 @@ def test_offline_a_page_that_was_read_before_is_still_served(world: World) -> No
     assert report.page_content == page
     assert report.meta["page"]["method"] == "cache"
     assert world.web.paths == ["/1"]
+
+
+# -- threads -----------------------------------------------------------------
+
+
+def running() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "kindly"}
+
+
+def test_a_thread_is_used_again(wait_until: Callable[..., Any]) -> None:
+    before, threads = running(), Threads(idle_seconds=5)
+    workers = set()
+    for _ in range(20):
+        workers.add(threads.run(threading.current_thread).result(timeout=5))
+        wait_until(lambda: threads._idle == 1)
+    assert workers == running() - before
+    assert len(workers) == 1
+
+
+def test_jobs_at_the_same_time_never_wait_for_each_other() -> None:
+    threads, everybody = Threads(), threading.Barrier(30, timeout=5)
+    for _ in range(3):
+        together = [threads.run(everybody.wait) for _ in range(30)]
+        assert sorted(job.result(timeout=10) for job in together) == list(range(30))
+
+
+def test_threads_that_nobody_needs_end(wait_until: Callable[..., Any]) -> None:
+    before, threads = running(), Threads(idle_seconds=0.05)
+    for job in [threads.run(lambda: time.sleep(0.05)) for _ in range(10)]:
+        job.result(timeout=5)
+    wait_until(lambda: running() <= before)
+    assert threads.run(lambda: "again").result(timeout=5) == "again"
+
+
+def test_a_job_that_comes_while_a_thread_is_about_to_end_is_done() -> None:
+    threads = Threads(idle_seconds=0.001)
+    for number in range(300):
+        assert threads.run(lambda number=number: number).result(timeout=5) == number  # type: ignore[misc]
+        time.sleep(0.001)
+
+
+def test_a_thread_that_cannot_be_started_fails_its_own_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = Threads(idle_seconds=0.01)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads.run(lambda: "lost")
+    for number in range(3):
+        assert threads.run(lambda: "done").result(timeout=5) == "done", number
+        time.sleep(0.05)  # the thread ends
+
+
+def test_what_a_job_raises_reaches_whoever_waits_and_the_thread_goes_on() -> None:
+    threads = Threads()
+    with pytest.raises(ZeroDivisionError):
+        threads.run(lambda: 1 // 0).result(timeout=5)
+    assert threads.run(lambda: 2).result(timeout=5) == 2

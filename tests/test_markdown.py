@@ -1,13 +1,15 @@
 """What html_to_markdown, fragment_to_markdown, read_html and strip_tracking promise."""
 
 import ast
+import contextlib
+import gc
 import html as html_entities
-import importlib.util
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from types import FrameType
 
 import pytest
@@ -18,14 +20,13 @@ import kindly_search
 from kindly_search import Document, fragment_to_markdown, html_to_markdown, read_html, strip_tracking
 
 PAGE = "https://example.org/docs/page.html"
-HAS_LXML = importlib.util.find_spec("lxml") is not None
 
 
-@pytest.fixture(params=["html5lib", pytest.param("lxml", marks=pytest.mark.skipif(not HAS_LXML, reason="no lxml"))])
+@pytest.fixture(params=["our own tree", "html5lib"])
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Runs a test once with each parser; a module that is None in sys.modules cannot be imported."""
+    """Runs a test once as usual and once with every page read by html5lib, as otherwise only broken ones are."""
     if request.param == "html5lib":
-        monkeypatch.setitem(sys.modules, "lxml", None)
+        monkeypatch.setattr(kindly_search, "_Tree", kindly_search._Markup)
     yield request.param
 
 
@@ -43,6 +44,8 @@ PAIRS = {
     "paragraphs nobody closed": ("<p>one<p>two", "one\n\ntwo"),
     "loose text": ("<div>a<p>b</p>c</div>", "a\n\nb\n\nc"),
     "white space": ("<p>  a \n\t b  </p>", "a b"),
+    "a comment between words": ("<p>Count:<!-- --> <b>5</b><!-- --> <i>x</i></p>", "Count: **5** *x*"),
+    "white space in a tag that is dropped": ("<div>a<font> </font>b</div>", "a b"),
     "a line break": ("<p>a<br>b<br/> c</p>", "a  \nb  \nc"),
     "a rule": ("<p>a</p><hr><p>b</p>", "a\n\n---\n\nb"),
     # inline
@@ -312,6 +315,79 @@ def test_a_whole_page_is_rendered_like_a_fragment(name: str, parser: str) -> Non
     html, markdown = PAIRS[name]
     page = f"<html><head><title>T</title></head><body><main>{html}</main></body></html>"
     assert html_to_markdown(page, PAGE) == markdown
+
+
+# ---------------------------------------------------------------- the tree
+
+TAGS = (
+    "p div span b i a ul ol li table thead tbody tfoot tr td th caption h1 h2 form button pre code blockquote dl dt dd br"
+    " img hr section article main nav em strong math mi mrow annotation input label ruby rt font center details summary"
+    " figure figcaption sup small address fieldset legend menu dir body html head col colgroup o:p option select textarea"
+    " script style title noscript object u s tt"
+).split()
+ATTRIBUTES = ("", ' class="x"', ' href="?a=1&copy=2&amp;b&lt"', " hidden", ' id="a&#39;b"', ' alt="&notit;&not;&nbsp"')
+TEXTS = ("x ", " ", "\n", "a&amp;b", "<!-- c -->", "&lt;i&gt;", "y\n\nz", "&copy", "\n\nq")
+
+
+def tag_soup(random: Random) -> str:
+    """A small page, now well nested, now not at all."""
+    names, care = random.sample(TAGS, random.randint(2, 12)), random.random()
+    parts: list[str] = []
+    opened: list[str] = []
+    for _ in range(random.randint(1, 25)):
+        dice = random.random()
+        if dice < 0.45:
+            opened.append(random.choice(names))
+            parts.append(f"<{opened[-1]}{random.choice(ATTRIBUTES)}>")
+        elif dice < 0.75 and opened:
+            parts.append(f"</{opened.pop() if random.random() < care else random.choice(opened)}>")
+        else:
+            parts.append(random.choice(TEXTS))
+    return "".join(parts)
+
+
+def shape(node: "kindly_search._Node") -> list[object]:
+    """The subtree as plain lists, to be compared."""
+    found: list[object] = []
+    for child in node.children:
+        if not isinstance(child, str):
+            found.append((child.tag, dict(child.attrs), shape(child)))
+        elif found and isinstance(found[-1], str):
+            found[-1] += child
+        else:
+            found.append(child)
+    return found
+
+
+def grown(page: str, out: "kindly_search._Tree | kindly_search._Markup") -> list[object]:
+    return shape(kindly_search._Cleaner(page, out, keep_all=True).run().root)
+
+
+def test_a_page_that_needs_no_parser_has_the_tree_that_html5lib_makes_of_it() -> None:
+    random = Random(7)
+    pages = [html for html, _ in PAIRS.values()] + [tag_soup(random) for _ in range(1500)]
+    regular = 0
+    for page in pages:
+        with contextlib.suppress(kindly_search._Soup):
+            ours = grown(page, kindly_search._Tree())
+            assert ours == grown(page, kindly_search._Markup()), page
+            regular += 1
+    assert regular > len(pages) / 2  # or hardly anything was compared
+
+
+@pytest.mark.parametrize(
+    ("soup", "markdown"),
+    [
+        ("<b>a<p>b</b>c</p>", "**a**\n\n**b**c"),
+        ("<table>before<tr><td>a</td><td>b</td></tr></table>", "before\n\n|  |  |\n| --- | --- |\n| a | b |"),
+        ("<ul><li>a<div>b<li>c</div></ul>", "- a\n\n  b\n- c"),
+        ("<a href='/x'>a<div><a href='/y'>b</a></div></a>", "[a](https://example.org/x)\n\n[b](https://example.org/y)"),
+    ],
+)
+def test_tag_soup_is_read_as_browsers_read_it(soup: str, markdown: str) -> None:
+    with pytest.raises(kindly_search._Soup):
+        grown(soup, kindly_search._Tree())
+    assert fragment_to_markdown(soup, PAGE) == markdown
 
 
 TRACKING = {
@@ -674,6 +750,7 @@ ATTACKS = {
     "backslashes": "<p>text" + "\\(" * MANY,
     "white space": "<p>text" + " \n" * 2_000_000,
     "wide cells": "<table>" + "<tr><td colspan=50 rowspan=50>text" * 5_000,
+    "menus without an end": "text" + "<nav><nav></nav>" * MANY,
     "deep JSON": '<script type="application/ld+json">' + "[" * MANY + "</script><p>text</p>",
 }
 
@@ -684,6 +761,30 @@ def test_hostile_pages_take_bounded_time(page: str, parser: str) -> None:
     markdown = html_to_markdown(page, PAGE)
     assert time.process_time() - start < 15
     assert "te" in markdown
+
+
+@pytest.mark.parametrize("html", ["<table><tr><td>a<td>b</table>" + PAIRS["nested lists"][0], "<b>a<p>b</b>c</p>"])
+def test_a_page_leaves_nothing_for_the_garbage_collector(html: str) -> None:
+    page = f"<main><nav>menu</nav><p>{PROSE}</p>{html}<p hidden>x</p></main>"
+    read_html(page)
+    gc.collect()
+    gc.disable()
+    try:
+        read_html(page)
+        fragment_to_markdown(page)
+        assert not [thing for thing in gc.get_objects() if isinstance(thing, kindly_search._Node)]
+    finally:
+        gc.enable()
+
+
+def test_a_menu_ends_where_its_markup_says_so() -> None:
+    nested = "<nav>menu" * 60 + "</nav>" * 60
+    scripted = "<nav>menu<script>'</nav>'</script>menu<!-- </nav> -->menu</nav>"
+    assert html_to_markdown(f"{nested}<p>{PROSE}</p>{scripted}<p>The end.</p>") == f"{PROSE}\n\nThe end."
+
+
+def test_code_in_an_old_tag_is_kept_however_deep_it_stands() -> None:
+    assert "x < 1" in html_to_markdown("<div>" * 200 + "<xmp>x < 1</xmp>")
 
 
 def test_a_shallow_recursion_limit_is_enough() -> None:

@@ -32,7 +32,6 @@ LATE = (
     "prometheus_client",
     "requests",
     "html5lib",
-    "lxml",
 )
 
 

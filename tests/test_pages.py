@@ -1,12 +1,15 @@
 """Section 9: what came back, is it the page, and how the content chain goes on when it is not. Loaders: test_loaders.py."""
 
+import functools
 import gzip
 import io
 import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -32,6 +35,7 @@ from kindly_search import (
     Page,
     PageCache,
     PageFailed,
+    ParseSlot,
     ProviderDown,
     Reader,
     Reply,
@@ -1239,3 +1243,61 @@ def test_offline_a_page_that_is_cached_is_still_served_and_another_is_refused(se
     with pytest.raises(Offline, match="^scrape unavailable: offline mode is enabled$"):
         reader.read(site.url + "/2", deadline=Deadline(5))
     assert site.paths == ["/"]
+
+
+# -- one page is parsed at a time --------------------------------------------
+
+
+def test_the_page_with_the_earliest_deadline_is_parsed_next(wait_until: Callable[..., Any]) -> None:
+    slot, free = ParseSlot(), threading.Event()
+    order: list[float] = []
+    first = threading.Thread(target=slot.run, args=(lambda: free.wait(10), Deadline(10)))
+    first.start()
+    wait_until(lambda: slot._taken)
+    others = []
+    for number, seconds in enumerate((30, 20, 40, 20.5)):
+        work = functools.partial(order.append, seconds)
+        others.append(threading.Thread(target=slot.run, args=(work, Deadline(seconds))))
+        others[-1].start()
+        wait_until(lambda number=number: len(slot._waiting) == number + 1)
+    free.set()
+    for thread in (first, *others):
+        thread.join(10)
+    assert order == [20, 20.5, 30, 40]
+    assert slot.run(lambda: "free again", Deadline(1)) == "free again"
+
+
+def test_a_page_whose_turn_never_comes_times_out_and_the_others_go_on(wait_until: Callable[..., Any]) -> None:
+    slot, free = ParseSlot(), threading.Event()
+    first = threading.Thread(target=slot.run, args=(lambda: free.wait(10), Deadline(10)))
+    first.start()
+    wait_until(lambda: slot._taken)
+    with pytest.raises(Timeout, match="no time left to convert it"):
+        slot.run(lambda: None, Deadline(0.05))
+    free.set()
+    first.join(10)
+    assert slot.run(lambda: "free again", Deadline(1)) == "free again"
+
+
+def test_a_parser_that_fails_does_not_keep_its_turn() -> None:
+    slot = ParseSlot()
+    with pytest.raises(ZeroDivisionError):
+        slot.run(lambda: 1 // 0, Deadline(1))
+    assert slot.run(lambda: "free again", Deadline(1)) == "free again"
+
+
+def test_a_crowd_of_pages_is_parsed_one_by_one_and_none_is_lost() -> None:
+    slot = ParseSlot()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def parse() -> str:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.001)
+        inside.pop()
+        return "done"
+
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(lambda _: slot.run(parse, Deadline(20)), range(200))) == ["done"] * 200
+    assert max(most) == 1
