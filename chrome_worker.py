@@ -1308,8 +1308,9 @@ class Chromium:
         if launch:
             with contextlib.suppress(Exception, concurrent.futures.CancelledError):
                 launch.result(timeout=2.0).end()
-        for root in self._roots:  # a launch that was cut short
-            sweep_profiles(root, alive=lambda pid: pid != os.getpid())
+        for root in self._roots:
+            # Ours, if a launch was cut short, and what the browser of a killed worker wrote while it was dying.
+            sweep_profiles(root, alive=lambda pid: pid != os.getpid() and is_alive(pid))
 
 
 def _nothing_found(wanted: str) -> str:

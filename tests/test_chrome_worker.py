@@ -1235,6 +1235,16 @@ class TestNothingLeftBehind:
         names = [entry.name for entry in tmp_path.iterdir()]
         assert len(names) == 1 and names[0].startswith(f"kindly-chrome-{second.process.pid}-")
 
+    def test_what_a_dying_browser_wrote_after_the_sweep_goes_with_the_next_worker(self, own_worker, site, tmp_path):
+        killed = subprocess.Popen([sys.executable, "-c", ""])
+        killed.wait()
+        worker = own_worker()
+        worker.ask(site.url + "/static")
+        for pid in (killed.pid, os.getpid()):
+            (tmp_path / f"kindly-chrome-{pid}-late" / "Default").mkdir(parents=True)
+        worker.close()
+        assert [entry.name for entry in tmp_path.iterdir()] == [f"kindly-chrome-{os.getpid()}-late"]
+
     def test_home_stays_as_it_was(self, own_worker, site, tmp_path):
         home = tmp_path / "home"
         home.mkdir()
