@@ -1226,7 +1226,6 @@ class Provider(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
     longest_query: ClassVar[int]
-    unsupported: ClassVar[frozenset[str]]
 
     @property
     def enabled(self) -> bool: ...
@@ -1235,6 +1234,7 @@ class Provider(Protocol):
     @property
     def last_resort(self) -> bool: ...
     def configured(self) -> bool: ...
+    def ignores(self, filters: Filters) -> set[str]: ...
     def search(
         self, http: Http, query: str, limit: int, *, deadline: Deadline, filters: Filters = ...
     ) -> list[SearchResult]: ...
@@ -1258,7 +1258,6 @@ class Serper:
     name: ClassVar[str] = "serper"
     label: ClassVar[str] = "Serper"
     longest_query: ClassVar[int] = 2000
-    unsupported: ClassVar[frozenset[str]] = frozenset()
     last_resort: ClassVar[bool] = False
 
     api_key: str = env("SERPER_API_KEY", help="Key from serper.dev.", required=True, secret=True)
@@ -1279,6 +1278,9 @@ class Serper:
 
     def configured(self) -> bool:
         return bool(self.enabled and self.api_key)
+
+    def ignores(self, filters: Filters) -> set[str]:
+        return set()
 
     def search(
         self, http: Http, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()
@@ -1316,7 +1318,6 @@ class Exa:
     name: ClassVar[str] = "exa"
     label: ClassVar[str] = "Exa"
     longest_query: ClassVar[int] = 2000
-    unsupported: ClassVar[frozenset[str]] = frozenset({"language"})
     last_resort: ClassVar[bool] = False
 
     api_key: str = env("EXA_API_KEY", help="Key from exa.ai.", required=True, secret=True)
@@ -1334,6 +1335,9 @@ class Exa:
 
     def configured(self) -> bool:
         return bool(self.enabled and self.api_key)
+
+    def ignores(self, filters: Filters) -> set[str]:
+        return {"language"}
 
     def search(
         self, http: Http, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()
@@ -1381,7 +1385,6 @@ class Tavily:
     name: ClassVar[str] = "tavily"
     label: ClassVar[str] = "Tavily"
     longest_query: ClassVar[int] = 400
-    unsupported: ClassVar[frozenset[str]] = frozenset()
 
     api_key: str = env("TAVILY_API_KEY", help="Key from tavily.com.", required=True, secret=True)
     enabled: bool = env("TAVILY_ENABLED", default=True, parse=flag, help="false switches Tavily off.")
@@ -1407,6 +1410,9 @@ class Tavily:
 
     def configured(self) -> bool:
         return bool(self.enabled and (self.api_key or self.keyless))
+
+    def ignores(self, filters: Filters) -> set[str]:
+        return set() if country_name(filters.country) else {"country"}
 
     @property
     def last_resort(self) -> bool:
@@ -1475,7 +1481,6 @@ class SearXNG:
     name: ClassVar[str] = "searxng"
     label: ClassVar[str] = "SearXNG"
     longest_query: ClassVar[int] = 1000
-    unsupported: ClassVar[frozenset[str]] = frozenset({"country"})
     last_resort: ClassVar[bool] = False
 
     url: str = env(
@@ -1497,6 +1502,9 @@ class SearXNG:
 
     def configured(self) -> bool:
         return bool(self.enabled and self.url)
+
+    def ignores(self, filters: Filters) -> set[str]:
+        return {"country"}
 
     def search(
         self, http: Http, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()
@@ -1846,7 +1854,7 @@ class Router:
 
         found = self._with_retry(provider, once, deadline)
         kept = [result for result in found if _domain_passes(result.link, filters)]
-        ignored = tuple(sorted(filters.asked() & provider.unsupported))
+        ignored = tuple(sorted(filters.asked() & provider.ignores(filters)))
         return SearchHits(provider.name, kept[:limit], sent, ignored)
 
     def _with_retry(self, provider: Provider, once: Callable[[], T], deadline: Deadline) -> T:

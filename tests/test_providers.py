@@ -305,10 +305,24 @@ def test_searxng_maps_freshness_and_language(api, http):
 
 
 @pytest.mark.parametrize(
-    ("name", "unsupported"), [("serper", set()), ("exa", {"language"}), ("tavily", set()), ("searxng", {"country"})]
+    ("name", "country", "ignored"),
+    [
+        ("serper", "gl", set()),
+        ("exa", "gl", {"language"}),
+        ("tavily", "de", set()),
+        ("tavily", "gl", {"country"}),
+        ("searxng", "gl", {"country"}),
+    ],
 )
-def test_each_provider_says_which_filters_it_cannot_do(name, unsupported):
-    assert PROVIDER[name].unsupported == unsupported
+def test_each_provider_says_which_filters_it_cannot_do(name, country, ignored):
+    assert PROVIDER[name].ignores(Filters(freshness="day", country=country, language="de")) == ignored
+
+
+def test_a_country_that_tavily_has_no_name_for_is_not_sent_and_is_named_in_the_hits(api, http):
+    answers(api, "tavily", {"results": []})
+    hits = Router([PROVIDER["tavily"]], http).search("x", 3, deadline=Deadline(5), filters=Filters(country="gl"))
+    assert "country" not in sent(api)
+    assert hits.ignored_filters == ("country",)
 
 
 @EVERY_PROVIDER

@@ -59,15 +59,18 @@ class Stub:
     enabled = True
     last_resort = False
 
-    def __init__(self, name, *script, timeout=15.0, longest_query=2000, unsupported=()):
+    def __init__(self, name, *script, timeout=15.0, longest_query=2000, ignored=()):
         self.name = name
         self.label = name.capitalize()
         self.script = list(script)
         self.timeout = timeout
         self.longest_query = longest_query
-        self.unsupported = frozenset(unsupported)
+        self.ignored = set(ignored)
         self.queries = []
         self.times = []
+
+    def ignores(self, filters):
+        return self.ignored
 
     def configured(self):
         return True
@@ -462,7 +465,7 @@ def test_results_outside_the_asked_domains_are_dropped():
 
 
 def test_filters_that_the_provider_cannot_do_are_named():
-    stub = Stub("exa", FOUND, unsupported={"language", "country"})
+    stub = Stub("exa", FOUND, ignored={"language", "country"})
     hits = search(router_of(stub), language="de", freshness="day")
     assert hits.ignored_filters == ("language",)
 
