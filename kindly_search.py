@@ -8499,6 +8499,11 @@ class Places:
         return sum(self._counts)
 
 
+#: Bytes of a call, and seconds that it may take to arrive.
+LONGEST_CALL = 4_000_000
+ARRIVAL_SECONDS = 15.0
+
+
 class Gate:
     """ASGI in front of the MCP endpoint: tokens, limits on calls in flight, and the routes for operators.
 
@@ -8506,11 +8511,20 @@ class Gate:
     """
 
     def __init__(
-        self, streaming: Any, plain: Any, kindly: Kindly, metrics: Metrics, host: str = "127.0.0.1", workers: int = 1
+        self,
+        streaming: Any,
+        plain: Any,
+        kindly: Kindly,
+        metrics: Metrics,
+        host: str = "127.0.0.1",
+        workers: int = 1,
+        *,
+        arrival_seconds: float = ARRIVAL_SECONDS,
     ) -> None:
         self._streaming = streaming
         self._plain = plain
         self._may_take_long = kindly.settings.total_timeout > LONGEST_SILENCE
+        self._arrival_seconds = arrival_seconds
         # A name that leads here is as good as an address: pages of other sites could use it from a browser.
         self._hosts = set(kindly.settings.http_hosts) or (LOOPBACK_NAMES if is_loopback(host) else set())
         self._kindly = kindly
@@ -8528,26 +8542,25 @@ class Gate:
     async def _http(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         user = user_of(headers, self._tokens)
-        reply = self._own_reply(scope, headers, user) or self._too_busy(user)
+        reply = self._own_reply(scope, headers, user)
         if reply or user is None:
             await _plain_reply(send, *(reply or NO_TOKEN))
             return
-        with self.places.taken(user):
-            await self._reply(scope, receive, send, headers.get("content-length", ""))
+        # A place is taken by a call that has arrived: who only announces one holds up nobody.
+        body = await _body(receive, self._arrival_seconds)
+        reply = self._too_busy(user) if isinstance(body, bytes) else body
+        if reply:
+            await _plain_reply(send, *reply)
+        elif isinstance(body, bytes):
+            with self.places.taken(user):
+                await self._reply(scope, body, receive, send)
 
-    async def _reply(self, scope: dict[str, Any], receive: Receive, send: Send, size: str) -> None:
+    async def _reply(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         """Passes a call on to MCP. A stream doubles the CPU of the exchange: only who has a use for one gets one."""
         import anyio
 
-        # What is larger, or does not say, is refused by the SDK or not written by a model.
-        if self._may_take_long or not size.isdecimal() or len(size) > PEEKED_DIGITS:
-            await self._streaming(scope, receive, send)
-            return
-        messages = await _messages(receive)
-        if messages[-1]["type"] == "http.disconnect":
-            return
-        replay = _replaying(messages, receive)
-        if wants_stream(b"".join(message.get("body", b"") for message in messages)):
+        replay = _replaying(body, receive)
+        if self._may_take_long or wants_stream(body):
             await self._streaming(scope, replay, send)
             return
         answered = anyio.Event()
@@ -8575,6 +8588,8 @@ class Gate:
         if path == "/mcp" and scope["method"] != "POST":
             # A stream to listen on would never carry anything, and would hold its place for ever.
             return 405, "This server is stateless: use POST.", {"Allow": "POST"}
+        if len(headers.get("content-length", "")) > len(str(LONGEST_CALL)):
+            return TOO_LONG
         return None
 
     def _too_busy(self, user: str | None) -> "PlainReply | None":
@@ -8603,8 +8618,6 @@ class Gate:
 #: What a call says that is to be answered by a stream: it wants to hear of progress, or it is one of Gemini's, which
 #: take minutes, and proxies cut silent connections.
 STREAM_MARKS = (b'"progressToken"', b'"search"')
-#: Calls whose length in bytes has more digits are not looked at for them.
-PEEKED_DIGITS = 5
 #: Seconds that every proxy waits for the first byte of an answer; a stream says now and then that it is alive.
 LONGEST_SILENCE = 50.0
 
@@ -8614,21 +8627,29 @@ def wants_stream(body: bytes) -> bool:
     return any(mark in body for mark in STREAM_MARKS)
 
 
-async def _messages(receive: Receive) -> list[dict[str, Any]]:
-    """The messages of a request up to the end of its body."""
-    messages: list[dict[str, Any]] = [await receive()]
-    while messages[-1].get("more_body"):
-        messages.append(await receive())
-    return messages
+async def _body(receive: Receive, seconds: float) -> "bytes | PlainReply | None":
+    """The body of a request, what is wrong with it, or None where the client has gone away."""
+    import anyio
+
+    body = bytearray()
+    with anyio.move_on_after(seconds):
+        while len(body) <= LONGEST_CALL:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                return bytes(body)
+        return TOO_LONG
+    return TOO_SLOW
 
 
-def _replaying(messages: list[dict[str, Any]], receive: Receive) -> Receive:
-    """Gives the messages once more, then what comes after them."""
-    left = iter(messages)
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    """Gives the body once more, then what comes after it."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> dict[str, Any]:
-        message = next(left, None)
-        return await receive() if message is None else message
+        return left.pop() if left else await receive()
 
     return replay
 
@@ -8667,6 +8688,8 @@ def _with_lifespans_of(*apps: Any) -> Any:
 
 
 RETRY_SOON = {"Retry-After": "1"}
+TOO_LONG: PlainReply = (413, f"A call has at most {LONGEST_CALL:,} bytes.", {"Connection": "close"})
+TOO_SLOW: PlainReply = (408, "The call did not arrive in time.", {"Connection": "close"})
 NO_TOKEN: PlainReply = (401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"})
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 LOOPBACK_NAMES = {name.strip("[]") for name in LOOPBACK_HOSTS}

@@ -759,15 +759,39 @@ def test_a_client_that_goes_away_gives_its_place_back(start, world, held, wait_u
     wait_until(lambda: server.rpc("tools/list").status == 200)
 
 
-def test_a_client_that_goes_away_before_it_has_asked_leaves_no_trace(start, wait_until):
+@pytest.mark.parametrize("length", ["Content-Length: {}", "Transfer-Encoding: chunked"])
+def test_a_call_that_is_only_announced_takes_no_place_and_leaves_no_trace(start, length):
     server = start(KINDLY_MAX_IN_FLIGHT="1", KINDLY_LOG_LEVEL="INFO")
-    body = call_body("web_search", {"query": "half a question"})
+    call = raw_post(server, call_body("web_search", {"query": "half a question"}))
+    head, _, body = call.partition(b"\r\n\r\n")
+    head = re.sub(rb"(?i)content-length: (\d+)", lambda found: length.format(int(found[1])).encode(), head)
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as gone:
-        gone.sendall(raw_post(server, body)[: -len(body) // 2])
-        wait_until(lambda: server.rpc("tools/list").status == 503)
-    wait_until(lambda: server.rpc("tools/list").status == 200)
+        gone.sendall(head + b"\r\n\r\n" + (b"99\r\n" if "chunked" in length else b"") + body[:9])
+        time.sleep(0.3)
+        assert server.rpc("tools/list").status == 200
+    assert server.rpc("tools/list").status == 200
     assert server.stop() == 0
     assert "Traceback" not in "".join(server.log)
+
+
+@pytest.mark.parametrize("piece", [b"", b"x"])
+def test_a_call_that_does_not_arrive_in_time_is_refused(piece):
+    kindly = ks.Kindly.from_env({})
+    gate = ks.Gate(None, None, kindly, ks.Metrics(kindly), arrival_seconds=0.2)
+    sent = []
+
+    async def receive():
+        await anyio.sleep(0.01 if piece else 60)
+        return {"type": "http.request", "body": piece, "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    host = [(b"host", b"127.0.0.1")]
+    anyio.run(gate, {"type": "http", "method": "POST", "path": "/mcp", "headers": host}, receive, send)
+    assert sent[0]["status"] == 408
+    assert sent[1]["body"] == b"The call did not arrive in time."
+    assert gate.places.all() == 0
 
 
 def test_calls_that_may_be_silent_for_long_are_answered_by_a_stream(start):
