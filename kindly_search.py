@@ -8500,7 +8500,7 @@ class Places:
 
 
 #: Bytes of a call, and seconds that it may take to arrive.
-LONGEST_CALL = 4_000_000
+LONGEST_CALL = 1_000_000
 ARRIVAL_SECONDS = 15.0
 
 

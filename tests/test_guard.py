@@ -484,20 +484,20 @@ def test_an_api_that_redirects_to_something_that_begins_like_itself_is_not_follo
 
 
 def test_the_address_of_a_gists_file_passes_the_guard(serve, canary, reading):
-    for host in HOSTS:
+    gists = {f"{number:032x}": host for number, host in enumerate(HOSTS)}
+
+    def gist(request):
+        host = gists[request.path.rpartition("/")[2]]
         file = {"filename": "a.py", "truncated": True, "content": "x", "raw_url": f"http://{host}:{canary.port}/raw"}
-        site = serve(
-            lambda request, file=file: (
-                200,
-                {"Content-Type": "application/json"},
-                json.dumps({"files": {"a.py": file}}),
-            )
-        )
-        report = reading(GITHUB_API_URL=site.url).get_content(
-            "https://gist.github.com/u/0123456789abcdef0123456789abcdef"
-        )
-        COUNTS["refusals"] += 1
-        assert site.requests and "raw" not in report.page_content.partition("Source:")[0]
+        return 200, {"Content-Type": "application/json"}, json.dumps({"files": {"a.py": file}})
+
+    site = serve(gist)
+    kindly = reading(GITHUB_API_URL=site.url)
+    for name in gists:
+        report = kindly.get_content(f"https://gist.github.com/u/{name}")
+        assert "raw" not in report.page_content.partition("Source:")[0]
+    assert len(site.requests) == len(HOSTS)
+    COUNTS["refusals"] += len(HOSTS)
     assert canary.heard == []
 
 

@@ -1,6 +1,6 @@
 """Soak: a real server under mixed calls with faults for a while, and nothing of it grows.
 
-Twenty seconds by default, and as many again with a browser; KINDLY_SOAK_SECONDS=1800 makes it half an hour. Memory,
+Twelve seconds by default, and twenty with a browser; KINDLY_SOAK_SECONDS=1800 makes it half an hour. Memory,
 threads, descriptors, child processes and temporary files are read from /proc, so it runs on Linux only.
 """
 
@@ -22,7 +22,7 @@ import pytest
 from conftest import Site
 from test_hostile import StdioServer
 
-SECONDS = float(os.environ.get("KINDLY_SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("KINDLY_SOAK_SECONDS", "12"))
 
 #: What counts as growth, from the end of the warm-up to the end. Allocators and caches breathe; leaks do not stop.
 MEGABYTES = 12.0
@@ -272,7 +272,7 @@ def drawings(world):
 
 @pytest.mark.chrome
 def test_nothing_grows_with_a_browser_that_is_killed_now_and_then(request, world, tmp_path):
-    seconds = max(15.0, SECONDS)
+    seconds = max(20.0, SECONDS)
     server = StdioServer(
         SEARXNG_URL=world.url,
         KINDLY_ALLOW_PRIVATE_HOSTS=world.host,
