@@ -451,6 +451,7 @@ class SearchError(Exception):
     fallback: ClassVar[bool] = False  # another provider may succeed
     retryable: ClassVar[bool] = False  # the same request may succeed if sent again
     trips: ClassVar[bool] = False  # counts against the provider's circuit breaker
+    asked: ClassVar[bool] = True  # somebody was asked; otherwise it is no failed attempt
     final: bool = False  # no other way to read the page would do better
     brief: ClassVar[str] = "failed"  # the kind of failure in a word or two, for notes and logs
 
@@ -541,6 +542,7 @@ class CircuitOpen(SearchError):
 
     brief = "left out after failures"
     fallback = True
+    asked = False
 
 
 class Offline(SearchError):
@@ -1687,52 +1689,79 @@ class Telemetry:
     def __init__(self, *, log_queries: bool = False, now: Callable[[], float] = time.monotonic) -> None:
         self._log_queries = log_queries
         self._now = now
-        self.listeners: list[Callable[[str, Attempt], None]] = []
+        self.listeners: list[Callable[[str, Attempt, str], None]] = []
 
-    def timed(self, operation: str, by: str, action: Callable[[], T], attempts: list[Attempt], **facts: str) -> T:
-        """The action's result; how it went is added to `attempts`, logged with `facts`, and told to the listeners."""
+    def timed(
+        self,
+        operation: str,
+        by: str,
+        action: Callable[[], T],
+        attempts: list[Attempt],
+        *,
+        unit: str,
+        size: Callable[[T], int] = len,  # type: ignore[assignment]
+        **facts: str,
+    ) -> T:
+        """The action's result; how it went is added to `attempts`, told to the listeners and logged.
+
+        The log gives the `size` of the result in that `unit`, and `facts` as far as they are nobody's secret.
+        """
         started = self._now()
-        outcome = "bug"
+        outcome, ended = "bug", "failed"
+        said: dict[str, object] = {"outcome": outcome}
         try:
             result = action()
-            outcome = "ok"
+            outcome, ended = "ok", "completed"
+            said = {unit: size(result)}
             return result
         except SearchError as error:
-            outcome = error.reason
+            outcome, ended = error.reason, "failed" if error.asked else "skipped"
+            said = {"outcome": outcome.replace(" ", "_")}
             raise
         finally:
             attempts.append(Attempt(by, outcome, round(1000 * (self._now() - started))))
-            self._report(operation, attempts[-1], facts)
-
-    def _report(self, operation: str, attempt: Attempt, facts: Mapping[str, str]) -> None:
-        good = attempt.outcome == "ok"
-        parts = {"engine": attempt.by, "outcome": attempt.outcome.replace(" ", "_"), "ms": attempt.ms}
-        parts.update({name: self._discreet(name, value) for name, value in facts.items()})
-        line = " ".join(f"{name}={value}" for name, value in parts.items())
-        ended = "completed" if good else "failed"
-        logger.log(logging.INFO if good else logging.WARNING, "%s %s %s", operation, ended, line)
-        for listener in self.listeners:
-            listener(operation, attempt)
+            discreet = {name: self._discreet(name, value) for name, value in facts.items()}
+            log_event(f"{operation} {ended}", engine=by, **said, ms=attempts[-1].ms, **discreet)
+            for listener in self.listeners:
+                listener(operation, attempts[-1], ended)
 
     def _discreet(self, name: str, value: str) -> str:
         """A query as its hash and a URL as its host, unless the operator wants them in full."""
-        if self._log_queries:
-            return json.dumps(value, ensure_ascii=False)
-        return f"sha256:{fingerprint(value)}" if name == "query" else host_of(value)
+        if name == "query":
+            return logged_query(value, in_full=self._log_queries)
+        return json.dumps(value, ensure_ascii=False) if self._log_queries else host_of(value)
 
 
-def fingerprint(text: str) -> str:
-    """A short hash that tells texts apart without telling what they say."""
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+def log_event(event: str, **parts: object) -> None:
+    """One line in the log: what happened, and the parts of it as key=value."""
+    level = logging.WARNING if event.endswith((" failed", " opened")) else logging.INFO
+    line = " ".join(f"{name}={value}" for name, value in parts.items())
+    # The parts once more by themselves: JSON logs are searched by them.
+    logger.log(level, "%s %s", event, line, extra={"parts": parts})
+
+
+def logged_query(query: str, *, in_full: bool) -> str:
+    """A query as the log has it: a short hash that tells queries apart without telling what they say."""
+    if in_full:
+        return json.dumps(query, ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(query.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
 
 class CircuitBreaker:
     """Leaves a provider out after several failures in a row, then lets exactly one probe through at a time."""
 
-    def __init__(self, failures: int = 5, recovery: float = 30.0, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        failures: int = 5,
+        recovery: float = 30.0,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        changed: Callable[[str], None] = lambda state: None,
+    ) -> None:
         self._limit = failures
         self._recovery = recovery
         self._now = now
+        self._changed = changed
         self._lock = threading.Lock()
         self._failures = 0
         self._opened_at = 0.0
@@ -1754,16 +1783,16 @@ class CircuitBreaker:
     def call(self, action: Callable[[], T]) -> T:
         """Runs the action unless the breaker is open. The lock is never held while it runs."""
         probing = self._enter()
+        failed = None  # a bug says nothing about the provider
         try:
             result = action()
+            failed = False
+            return result
         except SearchError as error:
-            self._record(failed=error.trips)
+            failed = error.trips
             raise
         finally:
-            if probing:
-                self._probing = False
-        self._record(failed=False)
-        return result
+            self._leave(probing, failed)
 
     def _enter(self) -> bool:
         """True when the caller is the probe of a half-open breaker."""
@@ -1775,11 +1804,21 @@ class CircuitBreaker:
             self._probing = True
             return True
 
-    def _record(self, *, failed: bool) -> None:
+    def _leave(self, probing: bool, failed: bool | None) -> None:
         with self._lock:
-            self._failures = self._failures + 1 if failed else 0
+            was_open = self._failures >= self._limit
+            if probing:
+                # In the same breath as the outcome, or a second probe could slip in between.
+                self._probing = False
+            if failed is not None:
+                self._failures = self._failures + 1 if failed else 0
             if failed:
                 self._opened_at = self._now()
+            is_open = self._failures >= self._limit
+        if failed and is_open and (probing or not was_open):
+            self._changed("opened")
+        elif was_open and not is_open:
+            self._changed("closed")
 
 
 class Breakers:
@@ -1787,16 +1826,22 @@ class Breakers:
 
     def __init__(self, settings: Settings, *, now: Callable[[], float] = time.monotonic) -> None:
         self._make = functools.partial(CircuitBreaker, settings.circuit_failures, settings.circuit_recovery, now=now)
+        self._recovery = settings.circuit_recovery
         self._made: dict[tuple[str, str], CircuitBreaker] = {}
         self._lock = threading.Lock()
 
     def of(self, operation: str, provider: str) -> CircuitBreaker:
         """The breaker of one provider's search or scrape."""
+        log = functools.partial(self._log, operation, provider)
         with self._lock:
-            return self._made.setdefault((operation, provider), self._make())
+            return self._made.setdefault((operation, provider), self._make(changed=log))
+
+    def _log(self, operation: str, provider: str, state: str) -> None:
+        pause = {"seconds": f"{self._recovery:g}"} if state == "opened" else {}
+        log_event(f"circuit {state}", operation=operation, engine=provider, **pause)
 
     def states(self) -> dict[tuple[str, str], str]:
-        """The state of every breaker that was needed so far."""
+        """The state of every breaker there is."""
         with self._lock:
             return {key: breaker.state for key, breaker in self._made.items()}
 
@@ -1815,7 +1860,8 @@ class Router:
     ) -> None:
         self.providers = tuple(providers)
         self._http = http
-        self._breakers = breakers or Breakers(http.settings)
+        breakers = breakers or Breakers(http.settings)
+        self._breakers = {provider.name: breakers.of("search", provider.name) for provider in providers}
         self._telemetry = telemetry or Telemetry()
         self._sleep = sleep
 
@@ -1839,7 +1885,7 @@ class Router:
         self, provider: Provider, query: str, limit: int, deadline: Deadline, filters: Filters, attempts: list[Attempt]
     ) -> SearchHits:
         sent = shorten_query(query, provider.longest_query)
-        breaker = self._breakers.of("search", provider.name)
+        breaker = self._breakers[provider.name]
 
         def search() -> list[SearchResult]:
             time_left = deadline.sooner(provider.timeout)
@@ -1850,7 +1896,7 @@ class Router:
                 # Outside the breaker: a provider that was not even asked must not be blamed.
                 raise Timeout("The search did not finish in time.")
             guarded = functools.partial(breaker.call, search)
-            return self._telemetry.timed("search", provider.name, guarded, attempts, query=sent)
+            return self._telemetry.timed("search", provider.name, guarded, attempts, unit="results", query=sent)
 
         found = self._with_retry(provider, once, deadline)
         kept = [result for result in found if _domain_passes(result.link, filters)]
@@ -1875,12 +1921,12 @@ class Router:
 
     def _healthy_after(self, provider: Provider) -> bool:
         later = self.providers[self.providers.index(provider) + 1 :]
-        return any(not self._breakers.of("search", other.name).due_in() for other in later)
+        return any(not self._breakers[other.name].due_in() for other in later)
 
     def _failure(self, errors: list[tuple[Provider, SearchError]], attempts: tuple[Attempt, ...]) -> SearchError:
         """The primary's error, with a short note on the others where there were any."""
         if all(isinstance(error, CircuitOpen) for _, error in errors):
-            due = min(self._breakers.of("search", provider.name).due_in() for provider, _ in errors)
+            due = min(self._breakers[provider.name].due_in() for provider, _ in errors)
             names = ", ".join(provider.label for provider, _ in errors)
             return AllProvidersFailed(f"Search is paused after repeated failures of {names}; next try in {due:.0f} s.")
         (primary, first), *others = errors
@@ -6073,9 +6119,12 @@ def content_chain(
     """The steps that KINDLY_CONTENT_CHAIN names and that are configured, in its order."""
     slot = ParseSlot()
     steps: list[Step] = [HttpStep(http, slot), BrowserStep(browser, slot)]
-    steps += [ScrapeStep(provider, http, breakers) for provider in providers if hasattr(provider, "scrape")]
+    steps += [ScrapeStep(p, http, breakers) for p in providers if hasattr(p, "scrape") and p.name in names]
     by_name = {step.name: step for step in steps}
-    return [by_name[name] for name in names if name in by_name]
+    known = dict.fromkeys([*by_name, *(cls.name for cls in PROVIDERS if hasattr(cls, "scrape"))])
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"KINDLY_CONTENT_CHAIN names {', '.join(unknown)}; known steps are {', '.join(known)}.")
+    return [by_name[name] for name in dict.fromkeys(names) if name in by_name]
 
 
 # -- the reader --------------------------------------------------------------
@@ -6157,6 +6206,10 @@ def _weight(page: Page) -> int:
     return len(page.markdown.encode("utf-8", "replace"))
 
 
+def _chars_of(page: Page) -> int:
+    return len(page.markdown)
+
+
 class Reader:
     """Reads any page: from the cache, through the loader for its site, or down the content chain."""
 
@@ -6196,7 +6249,9 @@ class Reader:
                 within = deadline.sooner(LOADER_SHARE * deadline.remaining())
                 load = functools.partial(loader.load, self._http, url, deadline=within)
                 try:
-                    page = self._telemetry.timed("scrape", loader.name, load, attempts, url=url)
+                    page = self._telemetry.timed(
+                        "scrape", loader.name, load, attempts, unit="chars", size=_chars_of, url=url
+                    )
                     return dataclasses.replace(page, attempts=tuple(attempts))
                 except Offline:
                     raise
@@ -6208,9 +6263,11 @@ class Reader:
         failures: list[SearchError] = []
         partial = ("", "")
         for step in self._steps_for(url):
+            if not step.available():
+                continue
             try:
                 read = functools.partial(step.read, url, deadline=deadline)
-                markdown = self._telemetry.timed("scrape", step.name, read, attempts, url=url)
+                markdown = self._telemetry.timed("scrape", step.name, read, attempts, unit="chars", url=url)
             except (AddressNotAllowed, InvalidInput, Offline):
                 raise
             except SearchError as error:
@@ -6226,11 +6283,10 @@ class Reader:
         return failed_page(url, self._reason(failures), attempts)
 
     def _steps_for(self, url: str) -> list[Step]:
-        """The steps to try. Where a host is known to need the browser, plain HTTP is only the last hope."""
-        usable = [step for step in self._steps if step.available()]
-        if host_of(url) in self._browser_hosts:
-            usable.sort(key=lambda step: step.name == HttpStep.name)
-        return usable
+        """The steps in turn. Where a host is known to need the browser, plain HTTP is only the last hope."""
+        if host_of(url) not in self._browser_hosts:
+            return list(self._steps)
+        return sorted(self._steps, key=lambda step: step.name == HttpStep.name)
 
     def _remember_host(self, url: str, step: Step, failures: list[SearchError]) -> None:
         if failures and step.name == BrowserStep.name and len(self._browser_hosts) < MOST_BROWSER_HOSTS:
@@ -6736,13 +6792,15 @@ def _spoken(duration: float) -> str:
     return " ".join([f"{minutes} min"] * (minutes > 0) + [f"{rest} s"] * (rest > 0))
 
 
-def _log_call(tool: str, query: str, *, started: float, status: str, results: int, settings: Settings | None) -> None:
-    """One line per call. The query is hashed unless the operator asked for it; nothing of the answer is logged."""
-    digest = "sha256:" + hashlib.sha256(plain_text(query).encode()).hexdigest()[:12]
-    shown = json.dumps(query) if settings and settings.log_queries else digest
+def _log_answer(
+    tool: str, engine: str, query: str, *, started: float, status: str, results: int, settings: Settings | None
+) -> None:
+    """One line per call; nothing of the answer is logged."""
+    good = status == "ok"
+    ended: dict[str, object] = {"results": results} if good else {"outcome": status}
+    shown = logged_query(plain_text(query), in_full=settings is not None and settings.log_queries)
     elapsed = round(1000 * (time.monotonic() - started))
-    level = logging.INFO if status == "ok" else logging.WARNING
-    logger.log(level, "%s query=%s ms=%d status=%s results=%d", tool, shown, elapsed, status, results)
+    log_event(f"{tool} {'completed' if good else 'failed'}", engine=engine, **ended, ms=elapsed, query=shown)
 
 
 def _timestamp(when: float) -> str:
@@ -6976,7 +7034,10 @@ class OpenAIAnswers:
             status = error_code(error)
             raise
         finally:
-            _log_call("search_web", query, started=started, status=status, results=results, settings=http.settings)
+            settings = http.settings
+            _log_answer(
+                "search_web", self.name, query, started=started, status=status, results=results, settings=settings
+            )
 
     def _once(
         self, http: Http, question: Question, deadline: Deadline, breaker: CircuitBreaker, now: Callable[[], float]
@@ -7291,6 +7352,8 @@ GEMINI_RATE_WORDS = re.compile(r"RESOURCE_EXHAUSTED|exceeded your current quota|
 class GeminiCLI:
     """One round of Google Search by the Gemini CLI, which also reads the most promising pages."""
 
+    name: ClassVar[str] = "gemini"
+
     enabled: bool = env(
         "GEMINI_CLI_ENABLED", default=False, parse=flag, required=True, help="true offers `search` by the Gemini CLI."
     )
@@ -7329,7 +7392,8 @@ class GeminiCLI:
         status = report.error["code"] if report.error else "ok"
         sources = report.metadata["sources_visited"] if report.metadata else []
         settings = http.settings if http else None
-        _log_call("search", query, started=started, status=status, results=len(sources), settings=settings)
+        found = len(sources)
+        _log_answer("search", self.name, query, started=started, status=status, results=found, settings=settings)
         return report.as_dict()
 
     def _report(self, query: str, run: "GeminiRun", http: Http | None, sleep: Callable[[float], None]) -> GeminiReport:
@@ -7846,7 +7910,8 @@ class Kindly:
         [page] = self._read_all([url], deadline, _no_progress, check_cancelled)
         shown = self.redact(url)
         content = continued(self.redact(page.markdown), shown, start=start, limit=self.settings.max_response_chars)
-        return PageReport(shown, content, page.failure, {"page": self._page_meta(page)})
+        about = self._page_meta(page)
+        return PageReport(shown, content, page.failure, {"provider": about["method"], "page": about})
 
     def answer(
         self,
@@ -7876,7 +7941,8 @@ class Kindly:
             breakers=self.breakers,
         )
         answer = self._in_thread(asking, deadline, check_cancelled)
-        return AnswerReport(json.loads(self.redact(json.dumps(dataclasses.asdict(answer)))), answer.markdown())
+        data = json.loads(self.redact(json.dumps(dataclasses.asdict(answer))))
+        return AnswerReport(data, answer.markdown(), meta={"provider": self.openai.name})
 
     def gemini_search(
         self,
@@ -7904,7 +7970,8 @@ class Kindly:
             data = GeminiReport.failed("RATE_LIMITED", str(error)).as_dict()
         check_cancelled()
         data = json.loads(self.redact(json.dumps(data)))
-        return AnswerReport(data, data.get("result") or data["error"]["message"], failed=not data["success"])
+        text = data.get("result") or data["error"]["message"]
+        return AnswerReport(data, text, failed=not data["success"], meta={"provider": self.gemini.name})
 
     def _read_all(
         self, links: Sequence[str], deadline: Deadline, progress: Progress, check_cancelled: Callable[[], None]
@@ -8182,6 +8249,10 @@ class GetContentOutput:
     page_content: str
 
 
+#: How an attempt ended, as the label of its metric says it.
+REQUEST_STATUSES = {"completed": "ok", "failed": "error", "skipped": "skipped"}
+
+
 class Metrics:
     """Counts calls, attempts, pages and the state of the breakers for Prometheus.
 
@@ -8222,9 +8293,9 @@ class Metrics:
 
         return prometheus.Counter(name, help, labels, registry=self.registry)
 
-    def attempt(self, operation: str, attempt: Attempt) -> None:
+    def attempt(self, operation: str, attempt: Attempt, ended: str) -> None:
         """Counts one attempt of a provider or of a way to read a page."""
-        self._requests.labels(operation, attempt.by, "ok" if attempt.outcome == "ok" else "error").inc()
+        self._requests.labels(operation, attempt.by, REQUEST_STATUSES[ended]).inc()
 
     def call(self, tool: str, seconds: float, meta: Mapping[str, Any] | None) -> None:
         """Counts one tool call by its report's meta; None stands for a call that failed."""
@@ -8584,7 +8655,7 @@ class Gate:
             problem = self._not_ready()
             return (503, problem, {}) if problem else (200, "ready", {})
         if path == "/metrics":
-            return 200, self._metrics.page().decode(), {}
+            return 200, self._metrics.page().decode(), {"Content-Type": METRICS_TYPE}
         if path == "/mcp" and scope["method"] != "POST":
             # A stream to listen on would never carry anything, and would hold its place for ever.
             return 405, "This server is stateless: use POST.", {"Allow": "POST"}
@@ -8611,8 +8682,7 @@ class Gate:
         if not self._kindly.router.providers:
             return "No search provider is configured."
         states = [state for (operation, _), state in self._kindly.breakers.states().items() if operation == "search"]
-        every = len(states) == len(self._kindly.router.providers) and all(state == "open" for state in states)
-        return "Every search provider is failing." if every else ""
+        return "Every search provider is failing." if all(state == "open" for state in states) else ""
 
 
 #: What a call says that is to be answered by a stream: it wants to hear of progress, or it is one of Gemini's, which
@@ -8687,6 +8757,8 @@ def _with_lifespans_of(*apps: Any) -> Any:
     return Starlette(lifespan=lifespan)
 
 
+#: The text format that prometheus_client writes unless told otherwise.
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RETRY_SOON = {"Retry-After": "1"}
 TOO_LONG: PlainReply = (413, f"A call has at most {LONGEST_CALL:,} bytes.", {"Connection": "close"})
 TOO_SLOW: PlainReply = (408, "The call did not arrive in time.", {"Connection": "close"})
@@ -8708,8 +8780,10 @@ def user_of(headers: Mapping[str, str], tokens: Mapping[str, str]) -> str | None
     if not tokens:
         return "local"
     scheme, _, sent = headers.get("authorization", "").partition(" ")
-    # Every token is compared, in constant time, so that the answer's delay tells nothing.
-    matches = [name for name, token in tokens.items() if hmac.compare_digest(token.encode(), sent.strip().encode())]
+    # Headers are read as Latin-1, so this gives back the bytes that came. Every token is compared, in constant time,
+    # so that the answer's delay tells nothing.
+    given = sent.strip().encode("latin-1", "replace")
+    matches = [name for name, token in tokens.items() if hmac.compare_digest(token.encode(), given)]
     return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
@@ -8792,7 +8866,8 @@ def _listeners(host: str, port: int, workers: int) -> list[socket.socket]:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(f"Cannot listen on {host}:{port}: {why or error}.") from None
-    print(f"Listening on http://{host}:{address[1]}/mcp", file=sys.stderr, flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"Listening on http://{shown}:{address[1]}/mcp", file=sys.stderr, flush=True)
     return listeners
 
 
@@ -9067,13 +9142,28 @@ def _add_web_search(commands: Any) -> None:
     command = commands.add_parser("web-search", help="search and read every hit")
     command.add_argument("query", metavar="QUERY")
     command.add_argument("-n", "--num-results", default=DEFAULT_RESULTS, metavar="N", help="1 to 10 (default 3)")
+    for name, (metavar, help) in FILTER_OPTIONS.items():
+        command.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=help)
     _add_output(command)
     command.set_defaults(run=_run_web_search)
 
 
+#: The search filters as options.
+FILTER_OPTIONS = {
+    "freshness": ("AGE", "only pages newer than a day, week, month or year"),
+    "include_domains": ("LIST", "only these sites, e.g. docs.python.org,peps.python.org"),
+    "exclude_domains": ("LIST", "not these sites"),
+    "country": ("CODE", "two-letter country code"),
+    "language": ("CODE", "two-letter language code"),
+}
+
+
 def _run_web_search(arguments: Any) -> int:
+    filters = checked_filters(**{name: getattr(arguments, name) for name in FILTER_OPTIONS})
     with open_kindly() as kindly:
-        report = kindly.web_search(arguments.query, arguments.num_results, progress=_shown_progress(kindly))
+        report = kindly.web_search(
+            arguments.query, arguments.num_results, filters=filters, progress=_shown_progress(kindly)
+        )
     pages = [f"# [{r.title or r.link}]({r.link})\n\n> {r.snippet}\n\n{r.page_content}" for r in report.results]
     _write_answer(report.as_dict(), "\n\n---\n\n".join(pages) or "_No results._", arguments)
     return 0
@@ -9146,7 +9236,8 @@ class LogFormat(logging.Formatter):
             return self._redact(super().format(record))
         line = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
         message = record.getMessage() + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
-        return self._redact(json.dumps({**line, "message": message}, ensure_ascii=False))
+        parts = getattr(record, "parts", {})
+        return self._redact(json.dumps({**line, "message": message, **parts}, ensure_ascii=False))
 
 
 def _shown_progress(kindly: Kindly) -> Progress:
@@ -9154,7 +9245,7 @@ def _shown_progress(kindly: Kindly) -> Progress:
     if not sys.stderr.isatty():
         return _no_progress
 
-    def attempt(operation: str, attempt: Attempt) -> None:
+    def attempt(operation: str, attempt: Attempt, ended: str) -> None:
         print(f"  {operation} by {attempt.by}: {attempt.outcome} ({attempt.ms} ms)", file=sys.stderr)
 
     kindly.telemetry.listeners.append(attempt)
@@ -9488,6 +9579,8 @@ def _provider_checks(kindly: Kindly) -> Iterator[Check]:
         variable = next(variable.name for variable in variables(cls).values() if variable.required)
         ready = cls.name in configured
         yield Check("good" if ready else "warn", f"{cls.label}: {'configured' if ready else f'{variable} is not set'}")
+    failures, pause = kindly.settings.circuit_failures, kindly.settings.circuit_recovery
+    yield Check("good", f"circuit breakers: {failures} failures in a row leave a provider out for {pause:g} s")
     if not configured:
         yield Check("bad", "no search provider is configured", _nothing_configured())
 

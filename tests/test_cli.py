@@ -168,6 +168,23 @@ def test_web_search_prints_json_for_scripts_and_nothing_else(world: World) -> No
     assert [list(result) for result in answer["results"]] == [["title", "link", "snippet", "page_content"]]
 
 
+def test_web_search_takes_the_filters_of_the_tool(world: World) -> None:
+    options = ["--freshness", "week", "--country", "de", "--language", "de", "--exclude-domains", "a.example,b.example"]
+    ended = run("web-search", "sun", "-n", "1", "--json", *options, env=world.environ())
+
+    assert ended.code == 0
+    sent = world.serper.requests[0].json()
+    asked = {name: sent[name] for name in ("q", "tbs", "gl", "hl")}
+    assert asked == {"q": "sun -site:a.example -site:b.example", "tbs": "qdr:w", "gl": "de", "hl": "de"}
+
+
+def test_a_filter_that_makes_no_sense_ends_with_2_and_a_sentence(world: World) -> None:
+    ended = run("web-search", "sun", "--freshness", "decade", env=world.environ())
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "kindly: freshness must be day, week, month or year, not 'decade'.\n"
+
+
 def test_a_search_without_results_says_so_and_is_no_failure(world: World) -> None:
     world.serper.routes = lambda request: (200, {"Content-Type": "application/json"}, '{"organic": []}')
 

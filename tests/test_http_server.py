@@ -441,6 +441,12 @@ def test_each_of_several_tokens_opens_the_door(team_server, token):
     assert team_server.request("GET", "/readyz", Authorization=f"bearer {token}").status == 200
 
 
+def test_a_token_need_not_be_ascii(start):
+    server = start(KINDLY_HTTP_TOKEN="anna:schlüssel-0123456789")
+    head = "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer schlüssel-0123456789"
+    assert server.raw(f"{head}\r\n\r\n".encode()).startswith(b"HTTP/1.1 200 ")
+
+
 def test_every_token_is_compared_in_constant_time(monkeypatch):
     compared = []
     real = hmac.compare_digest
@@ -497,6 +503,11 @@ def test_a_port_that_does_not_exist_is_a_sentence(port):
     assert code == 2
     assert "Traceback" not in said
     assert port in said
+
+
+def test_the_address_of_an_ipv6_host_is_one_that_can_be_used(start):
+    server = start("--host", "::1")
+    assert server.url == f"http://[::1]:{server.port}/mcp"
 
 
 def test_with_a_token_it_listens_everywhere_under_any_name(start):
@@ -677,12 +688,32 @@ def test_a_server_whose_providers_all_fail_is_not_ready(start, serve):
     broken = serve({"/search": (500, {}, "down")})
     server = start(SERPER_SEARCH_ENDPOINT=f"{broken.url}/search", KINDLY_CIRCUIT_FAILURES="1")
     assert server.request("GET", "/readyz").text == "ready"
+    state = 'circuit_breaker_state{operation="search",provider="serper"}'
+    assert f"{state} 0.0" in server.request("GET", "/metrics").text  # before anybody was asked
     assert server.call("web_search", {"query": "anything"}).result()["result"]["isError"]
     reply = server.request("GET", "/readyz")
     assert (reply.status, reply.text) == (503, "Every search provider is failing.")
-    assert server.metric('circuit_breaker_state{operation="search",provider="serper"}') == 2
+    assert server.metric(state) == 2
     assert server.metric('mcp_tool_calls_total{provider="",status="error",tool="web_search"}') == 1
-    assert server.metric('provider_requests_total{operation="search",provider="serper",status="error"}') >= 1
+    requests = 'provider_requests_total{operation="search",provider="serper",status="%s"}'
+    # The second try, and every later one, finds the breaker open: nobody is asked, so nothing fails.
+    assert (server.metric(requests % "error"), server.metric(requests % "skipped")) == (1, 1)
+    assert server.call("web_search", {"query": "anything else"}).result()["result"]["isError"]
+    assert (server.metric(requests % "error"), server.metric(requests % "skipped")) == (1, 2)
+
+
+def test_calls_are_counted_by_who_answered_them(start, world):
+    server = start(OPENAI_API_KEY="key-of-openai-0123456789", OPENAI_BASE_URL=f"{world.url}/v1")
+    for _ in range(2):
+        server.call("get_content", {"url": f"{world.url}/counted"})
+    server.call("search_web", {"query": "who answers this"})
+    for tool, provider in (("get_content", "http"), ("get_content", "cache"), ("search_web", "openai")):
+        assert server.metric(f'mcp_tool_calls_total{{provider="{provider}",status="ok",tool="{tool}"}}') == 1
+
+
+def test_metrics_come_in_the_type_that_prometheus_asks_for(open_server):
+    kind = open_server.request("GET", "/metrics").headers["content-type"]
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
 
 
 def test_a_real_scrape_has_every_metric(team_server, world):
@@ -860,6 +891,7 @@ def test_json_log_lines_parse_and_tell_no_secret(team_server, wait_until):
     [completed] = [line for line in lines if hashed in line["message"]]
     assert re.match(r"search completed engine=serper .*\bms=\d+ ", completed["message"] + " ")
     assert (completed["level"], completed["logger"]) == ("INFO", "kindly_search")
+    assert (completed["engine"], completed["results"], type(completed["ms"])) == ("serper", 3, int)
     everything = "".join(team_server.log)
     assert query not in everything
     assert "nobody-else" not in everything  # nor in the address of a page
@@ -893,7 +925,7 @@ def test_the_workers_count_their_calls_together(start, world):
     server = start("--workers", "2")
     for number in range(SEVERAL):
         assert not server.call("get_content", {"url": f"{world.url}/together/{number}"}).result()["result"]["isError"]
-    line = 'mcp_tool_calls_total{provider="",status="ok",tool="get_content"}'
+    line = 'mcp_tool_calls_total{provider="http",status="ok",tool="get_content"}'
     assert {server.metric(line) for _ in range(SEVERAL)} == {SEVERAL}
     assert len(server.workers()) == 2
     busy = [pid for pid in server.workers() if len(list(Path(f"/proc/{pid}/task").iterdir())) > 2]

@@ -27,10 +27,12 @@ from kindly_search import (
     Breakers,
     Browser,
     BrowserSettings,
+    ConfigError,
     Deadline,
     Exa,
     Http,
     HttpStep,
+    Kindly,
     Offline,
     Page,
     PageCache,
@@ -1020,6 +1022,32 @@ def test_a_scraper_that_keeps_failing_is_left_out_without_touching_its_search(se
     assert len(site.requests) == 2
     assert breakers.states()["scrape", "serper"] == "open"
     assert breakers.of("search", "serper").state == "closed"
+
+
+@pytest.mark.parametrize("chain", ["htpp", "http,chrome,serper", "http,searxng"])
+def test_a_step_that_does_not_exist_is_named_with_those_that_do(chain: str) -> None:
+    wrong = {"htpp": "htpp", "http,chrome,serper": "chrome", "http,searxng": "searxng"}[chain]
+    with pytest.raises(
+        ConfigError,
+        match=f"^KINDLY_CONTENT_CHAIN names {wrong}; known steps are http, chromium, serper, exa, tavily.$",
+    ):
+        Kindly.from_env({"KINDLY_CONTENT_CHAIN": chain})
+
+
+def test_a_step_named_twice_is_tried_once(serve: Any) -> None:
+    site = serve({"/": (404, {}, "gone")})
+    environ = {"KINDLY_CONTENT_CHAIN": "http,http", "KINDLY_ALLOW_PRIVATE_HOSTS": site.host}
+    with Kindly.from_env(environ) as kindly:
+        assert len(kindly.get_content(site.url).meta["page"]["attempts"]) == 1
+
+
+def test_nobody_looks_for_a_browser_where_plain_http_is_enough() -> None:
+    class Unneeded(Canned):
+        def available(self) -> bool:
+            raise AssertionError("nobody asked for it")
+
+    reader = Reader(open_http(), [Canned("http", "the page"), Unneeded("chromium", "")])
+    assert reader.read(URL, deadline=Deadline(5)).markdown == "the page"
 
 
 def test_the_chain_follows_the_configured_order_and_leaves_out_what_is_not_configured() -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 import string
 import threading
 
@@ -483,10 +484,31 @@ def test_the_query_is_shortened_to_what_each_provider_takes_and_reported():
 def test_attempts_are_logged_without_the_query(caplog):
     caplog.set_level(logging.INFO)
     search(router_of(Stub("serper", BadResponse("x")), Stub("tavily", FOUND)), "my private question")
-    levels = [(record.levelname, "engine=serper" in record.getMessage()) for record in caplog.records]
-    assert levels == [("WARNING", True), ("INFO", False)]
-    assert "engine=tavily" in caplog.records[1].getMessage()
-    assert "private" not in caplog.text
+    lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+    failed = r"WARNING search failed engine=serper outcome=unusable_answer ms=\d+ query=sha256:[0-9a-f]{12}"
+    found = r"INFO search completed engine=tavily results=1 ms=\d+ query=sha256:[0-9a-f]{12}"
+    assert [bool(re.fullmatch(*pair)) for pair in zip((failed, found), lines, strict=True)] == [True, True], lines
+
+
+def test_a_provider_that_is_left_out_is_logged_as_skipped_and_its_breaker_once(caplog, clock):
+    caplog.set_level(logging.INFO)
+    first = Stub("serper", BadResponse("x"))
+    router = router_of(first, Stub("tavily", FOUND), clock=clock, circuit_failures=1)
+    for _ in range(3):
+        search(router)
+    clock.time += 30
+    first.script = [FOUND]
+    search(router)
+    lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records if "tavily" not in record.message]
+    told = [re.sub(r" (ms|query)=\S+", "", line) for line in lines]
+    assert told == [
+        "WARNING circuit opened operation=search engine=serper seconds=30",
+        "WARNING search failed engine=serper outcome=unusable_answer",
+        "INFO search skipped engine=serper outcome=left_out_after_failures",
+        "INFO search skipped engine=serper outcome=left_out_after_failures",
+        "INFO circuit closed operation=search engine=serper",
+        "INFO search completed engine=serper results=1",
+    ]
 
 
 # -- retries -----------------------------------------------------------------
@@ -702,6 +724,24 @@ def test_a_half_open_breaker_lets_exactly_one_probe_through_among_50_callers(bre
         thread.join(10)
     assert (len(probes), len(refused), unexpected) == (1, 49, [])
     assert breaker.state == "closed"
+
+
+def test_a_breaker_tells_each_change_once(clock):
+    told = []
+    breaker = CircuitBreaker(5, 30.0, now=clock, changed=told.append)
+    trip(breaker, 5)
+    with pytest.raises(CircuitOpen):
+        breaker.call(lambda: None)
+    assert told == ["opened"]
+    clock.time += 30
+    trip(breaker, 1)
+    clock.time += 30
+    with pytest.raises(ZeroDivisionError):
+        breaker.call(lambda: 1 / 0)
+    assert told == ["opened", "opened"]
+    breaker.call(lambda: None)
+    breaker.call(lambda: None)
+    assert told == ["opened", "opened", "closed"]
 
 
 def test_after_a_failed_probe_the_next_probe_is_one_again(breaker, clock):
