@@ -438,6 +438,7 @@ def unescaped(text: str) -> str:
 #   ├── ProviderDown           5xx                           next provider · trips · retry
 #   ├── Unreachable            connection, DNS, TLS          next provider · trips · retry
 #   │   └── Timeout            deadline passed               next provider · trips · retry
+#   │       └── OutOfTime      hardly any time was left      next provider · retry
 #   ├── BadResponse            2xx of the wrong shape        next provider · trips
 #   ├── CircuitOpen            left out for a while          next provider
 #   ├── Offline                offline mode is enabled
@@ -528,6 +529,12 @@ class Timeout(Unreachable):
 
     brief = "timed out"
     final = False
+
+
+class OutOfTime(Timeout):
+    """The same, but so little time was left that it says nothing about the provider."""
+
+    trips = False
 
 
 class BadResponse(SearchError):
@@ -954,8 +961,10 @@ class Http:
                 if cookies is not None:
                     requests.cookies.extract_cookies_to_jar(cookies, asked, response.raw)  # type: ignore[no-untyped-call]
                 return self._read(response, deadline, wanted)
-        except requests.exceptions.InvalidHeader:
-            raise ConfigError(f"A header for {host} cannot be sent: is there a line break in its key?") from None
+        except (requests.exceptions.InvalidHeader, UnicodeEncodeError):
+            raise ConfigError(
+                f"A header for {host} cannot be sent: is there a line break or a strange character in its key?"
+            ) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise _transport_error(error, host) from None
 
@@ -1216,8 +1225,11 @@ PATTERN_REFUSED = re.compile(r"pattern not allowed", re.IGNORECASE)
 # Words that SearXNG takes for commands at the start of a query: !!bang, !engine, :language, <timeout.
 SEARXNG_COMMAND = re.compile(r"(?<!\S)(?:!+(?=\w)|:(?=\w)|<(?=\d))")
 
-# A tag in a title or snippet; "a < b" is none.
-TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+# A tag that search engines put into titles and snippets; "a < b" is none, and List<String> is code.
+TAG = re.compile(
+    r"</?(?:a|b|br|code|div|em|font|h\d|i|img|li|mark|p|small|span|strong|sub|sup|u|ul|wbr)(?:\s+[\w-]+=[^<>]*|\s*/)?>",
+    re.IGNORECASE,
+)
 
 FRESHNESS_DAYS = {"day": 1, "week": 7, "month": 31, "year": 366}
 
@@ -1284,15 +1296,18 @@ class Serper:
     def ignores(self, filters: Filters) -> set[str]:
         return set()
 
+    def phrased(self, query: str, filters: Filters) -> str:
+        return " ".join([query, *_site_operators(filters)])
+
     def search(
         self, http: Http, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()
     ) -> list[SearchResult]:
-        scoped = " ".join([query, *_site_operators(filters)])
+        scoped = self.phrased(query, filters)
         body = {"q": scoped, "num": limit, **self._limits(filters)}
         reply = self._post(http, self.search_endpoint, body, deadline)
         if reply.status == 400 and scoped != query and PATTERN_REFUSED.search(_complaint(reply)):
-            # Free accounts may not use operators; the router sorts out foreign domains anyway.
-            reply = self._post(http, self.search_endpoint, {**body, "q": query}, deadline)
+            # Free accounts may not use operators. The router drops foreign domains; ten results cost no more than one.
+            reply = self._post(http, self.search_endpoint, {**body, "q": query, "num": 10}, deadline)
         answer = good_answer(self, reply, http, out_of_credit=self._is_out_of_credit)
         return results_from(answer, "organic", link="link", snippet="snippet", provider=self)
 
@@ -1310,7 +1325,7 @@ class Serper:
     def scrape(self, http: Http, url: str, *, deadline: Deadline) -> str:
         reply = self._post(http, self.scrape_endpoint, {"url": url, "includeMarkdown": True}, deadline)
         answer = good_answer(self, reply, http, out_of_credit=self._is_out_of_credit)
-        return scraped_text(answer.get("markdown") or answer.get("text"))
+        return scraped_text(answer.get("markdown"), answer.get("text"))
 
 
 @dataclass(frozen=True)
@@ -1508,11 +1523,14 @@ class SearXNG:
     def ignores(self, filters: Filters) -> set[str]:
         return {"country"}
 
+    def phrased(self, query: str, filters: Filters) -> str:
+        plain = SEARXNG_COMMAND.sub("", query).strip() or query
+        return " ".join([plain, *_site_operators(filters)])
+
     def search(
         self, http: Http, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()
     ) -> list[SearchResult]:
-        plain = SEARXNG_COMMAND.sub("", query).strip() or query
-        params = {"q": " ".join([plain, *_site_operators(filters)]), "format": "json"}
+        params = {"q": self.phrased(query, filters), "format": "json"}
         if filters.freshness:
             params["time_range"] = filters.freshness
         if filters.language:
@@ -1520,7 +1538,7 @@ class SearXNG:
         headers = {"User-Agent": API_USER_AGENT, "Accept": "application/json", "Accept-Language": "en"}
         headers.update(self.headers or {})
         reply = http.api("GET", f"{self.url}/search", headers=headers, params=params, deadline=deadline)
-        return self._results(reply, http)[:limit]
+        return self._results(reply, http)
 
     def _results(self, reply: Reply, http: Http) -> list[SearchResult]:
         if reply.status == 403 and "json" not in reply.content_type:
@@ -1789,7 +1807,7 @@ class CircuitBreaker:
             failed = False
             return result
         except SearchError as error:
-            failed = error.trips
+            failed = error.trips or None  # nor does what is not its fault
             raise
         finally:
             self._leave(probing, failed)
@@ -1800,25 +1818,29 @@ class CircuitBreaker:
             if self._failures < self._limit:
                 return False
             if self.due_in() or self._probing:
-                raise CircuitOpen(f"left out after {self._failures} failures, next try in {self.due_in():.0f} s")
+                raise CircuitOpen(f"left out after {self._failures} failures, next try {_when(self.due_in())}")
             self._probing = True
             return True
 
     def _leave(self, probing: bool, failed: bool | None) -> None:
+        """Notes how a call ended; None for one that says nothing about the provider."""
         with self._lock:
-            was_open = self._failures >= self._limit
             if probing:
                 # In the same breath as the outcome, or a second probe could slip in between.
                 self._probing = False
-            if failed is not None:
-                self._failures = self._failures + 1 if failed else 0
-            if failed:
-                self._opened_at = self._now()
-            is_open = self._failures >= self._limit
-        if failed and is_open and (probing or not was_open):
-            self._changed("opened")
-        elif was_open and not is_open:
-            self._changed("closed")
+            elif self._failures >= self._limit:
+                return  # it began before the breaker opened: only a probe decides now
+            if failed is None:
+                return
+            self._failures = self._failures + 1 if failed else 0
+            self._opened_at = self._now()
+            opened = self._failures >= self._limit
+        if opened or probing:
+            self._changed("opened" if opened else "closed")
+
+
+def _when(due: float) -> str:
+    return f"in {due:.0f} s" if due >= 1 else "at any moment"
 
 
 class Breakers:
@@ -1846,6 +1868,22 @@ class Breakers:
             return {key: breaker.state for key, breaker in self._made.items()}
 
 
+def in_fair_time(action: Callable[[Deadline], T], deadline: Deadline, fair: float) -> T:
+    """The action's result. Nobody is blamed for a timeout who had less than a fair time."""
+    short = deadline.remaining() < fair
+    try:
+        return action(deadline)
+    except Timeout as error:
+        if short:
+            raise OutOfTime(str(error)) from None
+        raise
+
+
+#: A search leaves one of so many shares of its time to each provider that may still be asked, and two to the pages.
+DEADLINE_SHARES = 12
+SHARES_OF_PAGES = 2
+
+
 class Router:
     """Asks the providers in turn until one answers."""
 
@@ -1866,14 +1904,17 @@ class Router:
         self._sleep = sleep
 
     def search(self, query: str, limit: int, *, deadline: Deadline, filters: Filters = Filters()) -> SearchHits:
-        """What the first provider that answers has found. No results is an answer too."""
+        """What the first provider that answers has found, which may be more than `limit`, or nothing at all."""
+        self._http.refuse_when_offline("search")
         if not self.providers:
             raise ConfigError(_nothing_configured())
         attempts: list[Attempt] = []
         errors: list[tuple[Provider, SearchError]] = []
+        share = deadline.remaining() / DEADLINE_SHARES
         for provider in self.providers:
+            turn = functools.partial(self._turn, provider, deadline, share)
             try:
-                hits = self._ask(provider, query, limit, deadline, filters, attempts)
+                hits = self._ask(provider, query, limit, turn, filters, attempts)
                 return dataclasses.replace(hits, attempts=tuple(attempts))
             except SearchError as error:
                 errors.append((provider, error))
@@ -1882,34 +1923,44 @@ class Router:
         raise self._failure(errors, tuple(attempts))
 
     def _ask(
-        self, provider: Provider, query: str, limit: int, deadline: Deadline, filters: Filters, attempts: list[Attempt]
+        self,
+        provider: Provider,
+        query: str,
+        limit: int,
+        turn: Callable[[], Deadline],
+        filters: Filters,
+        attempts: list[Attempt],
     ) -> SearchHits:
         sent = shorten_query(query, provider.longest_query)
-        breaker = self._breakers[provider.name]
+        fair = min(provider.timeout, self._http.settings.total_timeout) / 2
 
         def search() -> list[SearchResult]:
-            time_left = deadline.sooner(provider.timeout)
-            return provider.search(self._http, sent, limit, deadline=time_left, filters=filters)
+            ask = functools.partial(provider.search, self._http, sent, limit, filters=filters)
+            return in_fair_time(lambda time_left: ask(deadline=time_left), turn(), fair)
 
         def once() -> list[SearchResult]:
-            if not deadline.remaining():
-                # Outside the breaker: a provider that was not even asked must not be blamed.
-                raise Timeout("The search did not finish in time.")
-            guarded = functools.partial(breaker.call, search)
+            guarded = functools.partial(self._breakers[provider.name].call, search)
             return self._telemetry.timed("search", provider.name, guarded, attempts, unit="results", query=sent)
 
-        found = self._with_retry(provider, once, deadline)
+        found = self._with_retry(provider, once, turn)
         kept = [result for result in found if _domain_passes(result.link, filters)]
         ignored = tuple(sorted(filters.asked() & provider.ignores(filters)))
-        return SearchHits(provider.name, kept[:limit], sent, ignored)
+        # Some say the filters in the query itself.
+        phrased = getattr(provider, "phrased", None)
+        return SearchHits(provider.name, kept, phrased(sent, filters) if phrased else sent, ignored)
 
-    def _with_retry(self, provider: Provider, once: Callable[[], T], deadline: Deadline) -> T:
+    def _turn(self, provider: Provider, deadline: Deadline, share: float) -> Deadline:
+        """The provider's own time, less what its successors and the pages that it finds will need."""
+        kept = share * (len(self._healthy_after(provider)) + SHARES_OF_PAGES)
+        return deadline.sooner(min(provider.timeout, max(share, deadline.remaining() - kept)))
+
+    def _with_retry(self, provider: Provider, once: Callable[[], T], turn: Callable[[], Deadline]) -> T:
         """One try, and a second one only where no healthy successor stands by: the successor is the retry."""
         try:
             return once()
         except SearchError as error:
             pause = getattr(error, "retry_after", 0.0) or random.uniform(0.2, 0.6)
-            hopeless = not error.retryable or pause > min(LONGEST_RETRY_AFTER, deadline.remaining())
+            hopeless = not error.retryable or pause > min(LONGEST_RETRY_AFTER, turn().remaining())
             if hopeless or self._healthy_after(provider):
                 raise
             self._sleep(pause)
@@ -1919,16 +1970,16 @@ class Router:
                 # The first failure has opened the breaker: it, and not the breaker, is what went wrong.
                 raise error from None
 
-    def _healthy_after(self, provider: Provider) -> bool:
+    def _healthy_after(self, provider: Provider) -> list[Provider]:
         later = self.providers[self.providers.index(provider) + 1 :]
-        return any(not self._breakers[other.name].due_in() for other in later)
+        return [other for other in later if self._breakers[other.name].state == "closed"]
 
     def _failure(self, errors: list[tuple[Provider, SearchError]], attempts: tuple[Attempt, ...]) -> SearchError:
         """The primary's error, with a short note on the others where there were any."""
         if all(isinstance(error, CircuitOpen) for _, error in errors):
             due = min(self._breakers[provider.name].due_in() for provider, _ in errors)
             names = ", ".join(provider.label for provider, _ in errors)
-            return AllProvidersFailed(f"Search is paused after repeated failures of {names}; next try in {due:.0f} s.")
+            return AllProvidersFailed(f"Search is paused after repeated failures of {names}; next try {_when(due)}.")
         (primary, first), *others = errors
         if not others:
             return first
@@ -1977,7 +2028,10 @@ def shorten_query(query: str, limit: int) -> str:
         return plain
     telling = ERROR_LINE.findall(query)
     # The last error of a chain is the one that was reported; the question around a paste stands in its first line.
-    picked = "\n".join([*reversed(telling), query.strip().partition("\n")[0], query]) if telling else query
+    if not telling:
+        return _first_words(TRACE_NOISE.sub(" ", query).split(), limit) or plain[:limit]
+    picked = "\n".join([*reversed(telling), query.strip().partition("\n")[0], query])
+    # The frames of a trace say the same over and over.
     return _first_words(dict.fromkeys(TRACE_NOISE.sub(" ", picked).split()), limit) or plain[:limit]
 
 
@@ -3035,7 +3089,8 @@ def _name_of(value: Any) -> str:
 _TRACKING = re.compile(
     r"(?:utm_\w+|fbclid|gclid|gclsrc|dclid|wbraid|gbraid|msclkid|yclid|twclid|ttclid|igshid|igsh|li_fat_id|mc_cid|mc_eid"
     r"|_hsenc|_hsmi|__hstc|__hssc|__hsfp|hsctatracking|mkt_tok|vero_id|vero_conv|oly_anon_id|oly_enc_id|_openstat|wickedid"
-    r"|rb_clickid|s_cid|srsltid|ref_src|ref_url|cmpid|ncid|_branch_match_id|_ga|_gl)\Z",
+    r"|rb_clickid|s_cid|srsltid|ref_src|ref_url|cmpid|ncid|_branch_match_id|_ga|_gl|gad_source|gad_campaignid"
+    r"|(?:hsa|mtm|pk)_\w+)\Z",
     re.I,
 )
 
@@ -3046,7 +3101,7 @@ def strip_tracking(url: str, *, also: str = "") -> str:
     if not question_mark or "#" in head:
         return url
     query, hash_mark, fragment = rest.partition("#")
-    pairs = query.split("&")
+    pairs = query.replace("&amp;", "&").split("&")
     named = [(pair.partition("=")[0], pair) for pair in pairs]
     kept = [pair for name, pair in named if not _TRACKING.match(name) and (not also or name != also)]
     if len(kept) == len(pairs):
@@ -4314,12 +4369,15 @@ def wall_reason(document: Document, html: str, url: str) -> str:
 def page_from_html(html: str, url: str) -> str:
     """The page as Markdown with its header; raises PageFailed where it is not the page, or hardly anything of it."""
     document = read_html(html, url)
-    reason = wall_reason(document, html, url)
-    if reason:
+    return the_page_itself(document, with_header(document), html, url)
+
+
+def the_page_itself(document: Document, markdown: str, source: str, url: str) -> str:
+    """The Markdown of a document, if that is the page and not what stands before it or is left without scripts."""
+    if reason := wall_reason(document, source, url):
         raise PageFailed(reason, final=reason == NOT_FOUND)
     if not document.text_length or not document.markdown.strip():
         raise PageFailed(NEEDS_JAVASCRIPT if document.script_count else NO_TEXT)
-    markdown = with_header(document)
     if document.text_length < THIN_TEXT and document.script_count:
         raise PageFailed(NEEDS_JAVASCRIPT, partial=markdown)
     return markdown
@@ -6100,17 +6158,20 @@ class ScrapeStep:
         return True
 
     def read(self, url: str, *, deadline: Deadline) -> str:
+        fair = min(self._provider.timeout, self._http.settings.total_timeout) / 2
         within = deadline.sooner(self._provider.timeout)
+
+        def scrape() -> str:
+            return in_fair_time(lambda left: self._provider.scrape(self._http, url, deadline=left), within, fair)
+
         try:
-            text = self._breaker.call(lambda: self._provider.scrape(self._http, url, deadline=within)).strip()
+            text = self._breaker.call(scrape).strip()
         except (PageFailed, Offline):
             raise
         except SearchError as error:
             raise PageFailed(f"{self._provider.label}: {error.brief}") from None
         # A challenge page scraped by someone else is still a challenge page.
-        if len(text) < SHORT_TEXT and CHALLENGE_WORDS.search(text):
-            raise PageFailed(BLOCKED)
-        return text
+        return the_page_itself(Document(markdown=text, text_length=len(text), script_count=1), text, text, url)
 
 
 def content_chain(
@@ -6283,10 +6344,13 @@ class Reader:
         return failed_page(url, self._reason(failures), attempts)
 
     def _steps_for(self, url: str) -> list[Step]:
-        """The steps in turn. Where a host is known to need the browser, plain HTTP is only the last hope."""
+        """The steps in turn. Where a host is known to need the browser, plain HTTP comes right behind that."""
         if host_of(url) not in self._browser_hosts:
             return list(self._steps)
-        return sorted(self._steps, key=lambda step: step.name == HttpStep.name)
+        plain = [step for step in self._steps if step.name == HttpStep.name]
+        others = [step for step in self._steps if step not in plain]
+        browser = [step.name for step in others].index(BrowserStep.name)
+        return [*others[: browser + 1], *plain, *others[browser + 1 :]]
 
     def _remember_host(self, url: str, step: Step, failures: list[SearchError]) -> None:
         if failures and step.name == BrowserStep.name and len(self._browser_hosts) < MOST_BROWSER_HOSTS:
@@ -6792,17 +6856,6 @@ def _spoken(duration: float) -> str:
     return " ".join([f"{minutes} min"] * (minutes > 0) + [f"{rest} s"] * (rest > 0))
 
 
-def _log_answer(
-    tool: str, engine: str, query: str, *, started: float, status: str, results: int, settings: Settings | None
-) -> None:
-    """One line per call; nothing of the answer is logged."""
-    good = status == "ok"
-    ended: dict[str, object] = {"results": results} if good else {"outcome": status}
-    shown = logged_query(plain_text(query), in_full=settings is not None and settings.log_queries)
-    elapsed = round(1000 * (time.monotonic() - started))
-    log_event(f"{tool} {'completed' if good else 'failed'}", engine=engine, **ended, ms=elapsed, query=shown)
-
-
 def _timestamp(when: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
 
@@ -7018,26 +7071,17 @@ class OpenAIAnswers:
         include_answers: Any = True,
         deadline: Deadline,
         breakers: Breakers,
+        telemetry: Telemetry | None = None,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.time,
     ) -> Answer:
         """What the web says to `query`, with sources. Raises a SearchError; error_code() names its kind."""
-        started, status, results = time.monotonic(), "bug", 0
-        try:
-            question = Question.of(query, max_results, freshness_hours, region, include_answers)
-            refuse_what_others_serve(question.query, self.refused)
-            once = functools.partial(self._once, http, question, deadline, breakers.of("answer", self.name), now)
-            answer = _with_one_retry(once, deadline, sleep)
-            status, results = "ok", len(answer.citations)
-            return answer
-        except SearchError as error:
-            status = error_code(error)
-            raise
-        finally:
-            settings = http.settings
-            _log_answer(
-                "search_web", self.name, query, started=started, status=status, results=results, settings=settings
-            )
+        question = Question.of(query, max_results, freshness_hours, region, include_answers)
+        refuse_what_others_serve(question.query, self.refused)
+        ask = functools.partial(self._once, http, question, deadline, breakers.of("answer", self.name), now)
+        timed = functools.partial((telemetry or Telemetry()).timed, "answer", self.name, ask, [])
+        once = functools.partial(timed, unit="results", size=lambda answer: len(answer.citations), query=question.query)
+        return _with_one_retry(once, deadline, sleep)
 
     def _once(
         self, http: Http, question: Question, deadline: Deadline, breaker: CircuitBreaker, now: Callable[[], float]
@@ -7307,6 +7351,10 @@ class GeminiReport:
         error = {"code": code, "message": message, "details": details}
         return cls(False, error={name: text for name, text in error.items() if text})
 
+    def sources(self) -> int:
+        """How many pages the answer cites."""
+        return len(self.metadata["sources_visited"]) if self.metadata else 0
+
     def as_dict(self) -> dict[str, Any]:
         """The tool's answer: only the fields that apply."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
@@ -7319,6 +7367,10 @@ class GeminiFailed(SearchError):
         super().__init__(message)
         self.code = code
         self.details = details
+
+    @property
+    def reason(self) -> str:
+        return self.code
 
 
 INSTALL_GEMINI = (
@@ -7377,23 +7429,20 @@ class GeminiCLI:
         environ: Mapping[str, str],
         http: Http | None = None,
         deadline: Deadline | None = None,
+        telemetry: Telemetry | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         sleep: Callable[[float], None] = time.sleep,
         progress: Callable[[str], None] = lambda _: None,
     ) -> dict[str, Any]:
         """The tool's answer, in success and in failure. `http` serves to resolve Google's redirects to sources."""
-        started = time.monotonic()
         limit = self.timeout_ms / 1000
         run = GeminiRun(self, environ, deadline.sooner(limit) if deadline else Deadline(limit), cancelled, progress)
+        ask = functools.partial(self._report, query, run, http, sleep)
+        timed = functools.partial((telemetry or Telemetry()).timed, "answer", self.name, ask, [])
         try:
-            report = self._report(query, run, http, sleep)
+            report = timed(unit="results", size=GeminiReport.sources, query=plain_text(query))
         except GeminiFailed as error:
             report = GeminiReport.failed(error.code, str(error), error.details)
-        status = report.error["code"] if report.error else "ok"
-        sources = report.metadata["sources_visited"] if report.metadata else []
-        settings = http.settings if http else None
-        found = len(sources)
-        _log_answer("search", self.name, query, started=started, status=status, results=found, settings=settings)
         return report.as_dict()
 
     def _report(self, query: str, run: "GeminiRun", http: Http | None, sleep: Callable[[float], None]) -> GeminiReport:
@@ -7890,7 +7939,7 @@ class Kindly:
         deadline = Deadline(self.settings.total_timeout)
         searching = functools.partial(self.router.search, query, limit, deadline=deadline, filters=filters)
         hits = self._in_thread(searching, deadline, check_cancelled)
-        found = distinct_results(hits.results)
+        found = distinct_results(hits.results)[:limit]
         progress(0, len(found), f"{hits.provider} found {len(found)}")
         reading = deadline.sooner(deadline.remaining() - CLOSING_SECONDS)
         pages = self._read_all([result.link for result in found], reading, progress, check_cancelled)
@@ -7939,6 +7988,7 @@ class Kindly:
             include_answers=include_answers,
             deadline=deadline,
             breakers=self.breakers,
+            telemetry=self.telemetry,
         )
         answer = self._in_thread(asking, deadline, check_cancelled)
         data = json.loads(self.redact(json.dumps(dataclasses.asdict(answer))))
@@ -7964,7 +8014,12 @@ class Kindly:
         try:
             self.rate_limit.check(user)
             data = self.gemini.search(
-                query, environ=self._environ, http=self.http, cancelled=cancelled, progress=progress
+                query,
+                environ=self._environ,
+                http=self.http,
+                telemetry=self.telemetry,
+                cancelled=cancelled,
+                progress=progress,
             )
         except RateLimited as error:
             data = GeminiReport.failed("RATE_LIMITED", str(error)).as_dict()
@@ -8054,11 +8109,14 @@ def distinct_results(results: Sequence[SearchResult]) -> list[SearchResult]:
 
 
 def same_page_key(url: str) -> str:
-    """What two addresses of one page have in common: no scheme, no www, no fragment, no slash at the end."""
+    """What two addresses of one page have in common: no scheme, no www, no place in the page, no slash at the end."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        host = (parts.hostname or "").removeprefix("www.")
-        return f"{host}:{parts.port or ''}{parts.path.rstrip('/')}?{parts.query}"
+        host = (parts.hostname or "").removeprefix("www.").rstrip(".")
+        port = "" if parts.port in (None, 80, 443) else parts.port
+        # Behind #/ and #! stands the address of a page that a script shows.
+        route = parts.fragment if parts.fragment.startswith(("/", "!")) else ""
+        return f"{host}:{port}{parts.path.rstrip('/')}?{parts.query}#{route}"
     return url
 
 
@@ -8122,12 +8180,10 @@ def checked_filters(
         freshness=_one_of(freshness, FRESHNESS_DAYS, "freshness must be day, week, month or year"),
         include_domains=_domains(include_domains),
         exclude_domains=_domains(exclude_domains),
-        country=_code(country, "country must be a two-letter ISO code such as de"),
-        language=_code(str(language or "")[:2] if "-" in str(language or "") else language, LANGUAGE_HINT),
+        country=_code(country, "country must be a two-letter ISO code such as de").replace("uk", "gb"),
+        # The region that some write behind it (en-US, pt_BR) is the country's business.
+        language=_code(re.split("[-_]", str(language or ""))[0], "language must be a two-letter ISO code such as en"),
     )
-
-
-LANGUAGE_HINT = "language must be a two-letter ISO code such as en"
 
 
 def _one_of(value: Any, allowed: Iterable[str], hint: str) -> str:
@@ -8144,15 +8200,24 @@ def _code(value: Any, hint: str) -> str:
     return text
 
 
+# What a domain looks like: labels of letters, digits and hyphens, at least two of them.
+DOMAIN = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)+")
+
+
 def _domains(value: Any) -> tuple[str, ...]:
-    """Bare domains from a list or a comma list of domains or URLs."""
-    given = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
-    texts = [str(entry).strip().lower() for entry in given]
-    hosts = [host_of(text if "://" in text else f"http://{text}").removeprefix("*.") for text in texts if text]
-    wrong = next((text for text, host in zip(filter(None, texts), hosts, strict=True) if "." not in host), None)
-    if wrong is not None:
-        raise InvalidInput(f"{wrong!r:.50} is not a domain such as docs.python.org.")
-    return tuple(dict.fromkeys(hosts))
+    """Bare domains from a list, or from a text with blanks or commas between them, of domains or URLs."""
+    given = re.split(r"[\s,]+", value) if isinstance(value, str) else [] if value is None else value
+    if not isinstance(given, (list, tuple)):
+        raise InvalidInput(f'Give domains as a list such as ["docs.python.org"], not {value!r:.50}.')
+    return tuple(dict.fromkeys(map(_domain, filter(None, (str(entry).strip() for entry in given)))))
+
+
+def _domain(text: str) -> str:
+    with contextlib.suppress(ValueError, InvalidInput):
+        host = parse_target(text if "://" in text else f"http://{text.removeprefix('*.')}").host.removeprefix("*.")
+        if DOMAIN.fullmatch(host):
+            return host
+    raise InvalidInput(f"{text!r:.50} is not a domain such as docs.python.org.")
 
 
 def _finite(value: Any, name: str) -> float:
@@ -8494,7 +8559,8 @@ def _answered(
         # The codes are part of search_web's contract; elsewhere they would only be noise.
         said = f"{error_code(error)}: {error}" if tool == "search_web" else str(error)
         sentence = plain_text(kindly.redact(said))
-        logger.warning("tool failed: tool=%s error=%s", tool, sentence)
+        # Not the sentence: it may quote the query or the address.
+        log_event("tool failed", tool=tool, outcome=error.reason.replace(" ", "_"))
         return CallToolResult(content=[TextContent(type="text", text=sentence)], is_error=True)
     finally:
         if metrics:
@@ -9589,6 +9655,9 @@ def _browser_checks(kindly: Kindly) -> Iterator[Check]:
     """Whether a browser is there, and whether it really draws a page."""
     if problem := kindly.browser.problem():
         yield Check("warn", problem, "kindly-web-search-mcp-server install-browser")
+        return
+    if kindly.settings.offline:
+        yield Check("good", "a browser is there; it is not started while KINDLY_OFFLINE is on")
         return
     world = DemoWorld()
     browser = Browser(kindly.browser.settings, environ=os.environ, allow_private_hosts=urlsplit(world.url).netloc)

@@ -556,7 +556,7 @@ def test_the_log_has_one_line_with_hash_latency_status_and_count_and_no_text(cap
     caplog.set_level(logging.INFO, "kindly_search")
     Asked()()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert re.fullmatch(r"search_web completed engine=openai results=1 ms=\d+ query=sha256:[0-9a-f]{12}", line)
+    assert re.fullmatch(r"answer completed engine=openai results=1 ms=\d+ query=sha256:[0-9a-f]{12}", line)
     for private in ("python", "docs", "http"):
         assert private not in line
 
@@ -564,12 +564,25 @@ def test_the_log_has_one_line_with_hash_latency_status_and_count_and_no_text(cap
 def test_a_failed_call_is_logged_with_its_code(caplog):
     refused(Asked(failure(401)))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("search_web failed engine=openai outcome=AUTH ms=")
+    assert line.startswith("answer failed engine=openai outcome=key_refused ms=")
+
+
+def test_each_attempt_is_logged_and_told_to_the_listeners_by_itself(caplog):
+    caplog.set_level(logging.INFO, "kindly_search")
+    telemetry, heard = ks.Telemetry(), []
+    telemetry.listeners.append(lambda operation, attempt, ended: heard.append((operation, attempt.by, ended)))
+    Asked(failure(500), response())(telemetry=telemetry)
+    assert heard == [("answer", "openai", "failed"), ("answer", "openai", "completed")]
+    told = [(record.levelname, record.getMessage().split(" ms=")[0]) for record in caplog.records]
+    assert told == [
+        ("WARNING", "answer failed engine=openai outcome=server_error"),
+        ("INFO", "answer completed engine=openai results=1"),
+    ]
 
 
 def test_the_query_is_logged_only_on_request(caplog):
     caplog.set_level(logging.INFO, "kindly_search")
-    Asked(settings=ks.Settings(log_queries=True))()
+    Asked()(telemetry=ks.Telemetry(log_queries=True))
     assert 'query="python 3.14 release"' in caplog.text
 
 
@@ -1239,12 +1252,12 @@ def test_a_search_is_logged_in_one_line_without_its_text(gemini, caplog):
     caplog.set_level(logging.INFO, "kindly_search")
     gemini.prints(printed()).search()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert re.fullmatch(r"search completed engine=gemini results=1 ms=\d+ query=sha256:[0-9a-f]{12}", line)
+    assert re.fullmatch(r"answer completed engine=gemini results=1 ms=\d+ query=sha256:[0-9a-f]{12}", line)
 
 
 def test_a_failed_search_is_logged_with_its_code(gemini, caplog):
     gemini.fails(41).search()
-    assert "search failed engine=gemini outcome=AUTH_REQUIRED ms=" in caplog.text
+    assert "answer failed engine=gemini outcome=AUTH_REQUIRED ms=" in caplog.text
 
 
 def test_it_is_configured_only_when_enabled():

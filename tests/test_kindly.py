@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from conftest import Site
 
 from kindly_search import (
     AllProvidersFailed,
@@ -18,6 +19,7 @@ from kindly_search import (
     Browser,
     BrowserSettings,
     ConfigError,
+    Filters,
     Http,
     HttpStep,
     InvalidInput,
@@ -30,7 +32,9 @@ from kindly_search import (
     Settings,
     Telemetry,
     Threads,
+    checked_filters,
     failure_note,
+    same_page_key,
 )
 
 SERPER_KEY = "serper-0123456789-secret"
@@ -380,6 +384,74 @@ def story(words: range, extra: str = "") -> str:
     return f"<title>Story</title><main><p>{extra}</p><p>{text}</p></main>"
 
 
+def test_what_is_dropped_is_made_up_for_by_what_else_was_found(world: World) -> None:
+    """A SearXNG takes no count and may not know `site:`."""
+    base = world.web.url
+    elsewhere = base.replace("127.0.0.1", "127.0.0.2")
+    twice = [f"{base}/1", f"{base}/1?utm_source=x", f"{base}/1#top"]
+    links = [*twice, *(f"{elsewhere}/{n}" for n in range(3)), *(f"{base}/{n}" for n in range(2, 9))]
+    found = json.dumps({"results": [{"title": link, "url": link, "content": ""} for link in links]})
+    searx = Site(lambda request: (200, {"Content-Type": "application/json"}, found))
+    kindly = world.kindly({"SEARXNG_URL": searx.url})
+
+    report = kindly.web_search("topics", 3, filters=Filters(exclude_domains=("127.0.0.2",)))
+
+    assert [result.link for result in report.results] == [f"{base}/1", f"{base}/2", f"{base}/3"]
+    searx.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("https://a.example/x", "https://a.example:443/x", True),
+        ("http://a.example:80/x", "https://a.example./x", True),
+        ("https://a.example/x", "https://a.example:8443/x", False),
+        ("https://www.a.example/x/", "http://a.example/x#part", True),
+        ("https://a.example/#/one", "https://a.example/#/two", False),
+        ("https://a.example/#!one", "https://a.example/#!two", False),
+        ("https://a.example/x?a=1", "https://a.example/x?a=2", False),
+    ],
+)
+def test_addresses_of_one_page_are_known_as_such(one: str, other: str, same: bool) -> None:
+    assert (same_page_key(one) == same_page_key(other)) is same
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("a.com, b.com", ("a.com", "b.com")),
+        ("a.com b.com", ("a.com", "b.com")),
+        (["https://Docs.A.com/x", "*.b.org", "a.com."], ("docs.a.com", "b.org", "a.com")),
+        (["münchen.de"], ("xn--mnchen-3ya.de",)),
+        (["a.com", "a.com"], ("a.com",)),
+        (None, ()),
+        ([], ()),
+        ("", ()),
+    ],
+)
+def test_domains_are_taken_as_they_were_meant(given: Any, meant: tuple[str, ...]) -> None:
+    assert checked_filters(include_domains=given).include_domains == meant
+
+
+@pytest.mark.parametrize(
+    "given",
+    [".gov", "gov", "a.com OR b.com", "a.com|b.com", ["a.com) OR site:evil.com"], ["a b.com"], 5, {"a": 1}, "x,y"],
+)
+def test_what_is_no_domain_is_refused_with_a_sentence(given: Any) -> None:
+    for name in ("include_domains", "exclude_domains"):
+        with pytest.raises(InvalidInput, match=r"is not a domain such as docs\.python\.org\.$|^Give domains as a list"):
+            checked_filters(**{name: given})
+
+
+@pytest.mark.parametrize(
+    ("country", "language", "meant"),
+    [("UK", "en-GB", ("gb", "en")), ("br", "pt_BR", ("br", "pt")), ("", None, ("", ""))],
+)
+def test_codes_are_taken_as_they_were_meant(country: Any, language: Any, meant: tuple[str, str]) -> None:
+    filters = checked_filters(country=country, language=language)
+    assert (filters.country, filters.language) == meant
+
+
 def test_a_copy_of_an_earlier_page_is_a_line_that_names_it(world: World) -> None:
     world.pages.update({"/1": story(range(500)), "/2": story(range(500), "A mirror."), "/3": story(range(300, 800))})
 
@@ -640,6 +712,17 @@ def test_closing_kindly_ends_its_connections(world: World, wait_until: Any) -> N
 
 
 # -- offline -----------------------------------------------------------------
+
+
+def test_offline_is_said_before_anything_else_is_missed() -> None:
+    with Kindly.from_env({"KINDLY_OFFLINE": "true"}) as kindly:
+        with pytest.raises(Offline, match=r"^search unavailable: offline mode is enabled$"):
+            kindly.web_search("anything")
+
+
+def test_a_key_that_no_header_can_carry_is_named_as_the_problem(world: World) -> None:
+    with pytest.raises(ConfigError, match="a strange character in its key"):
+        world.kindly({"SERPER_API_KEY": "abc…def", "TAVILY_API_KEY": TAVILY_KEY}).web_search("topics")
 
 
 def test_offline_nothing_is_searched_and_nothing_is_read(world: World) -> None:

@@ -996,6 +996,42 @@ def test_a_challenge_page_scraped_by_someone_else_is_still_one(serve: Any, text:
         scraper(serper_at(site)).read(URL, deadline=Deadline(5))
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("You need to enable JavaScript to run this app.", NEEDS_JAVASCRIPT),
+        ("Loading…", NEEDS_JAVASCRIPT),
+        ("Sign in\n\nPlease log in to continue\n\nPassword", NEEDS_LOGIN),
+        ("Before you continue\n\nAccept all cookies", CONSENT_WALL),
+        ("# 404 Page not found\n\nThe page you requested does not exist.", NOT_FOUND),
+    ],
+)
+def test_what_a_scraper_brings_is_judged_as_if_we_had_read_it(serve: Any, text: str, reason: str) -> None:
+    site = serve(answering({"markdown": text}))
+
+    with pytest.raises(PageFailed, match=f"^{reason}$") as caught:
+        scraper(serper_at(site)).read(URL, deadline=Deadline(5))
+    assert caught.value.final == (reason == NOT_FOUND)
+
+
+def test_a_scraped_article_that_says_just_a_moment_is_content(serve: Any) -> None:
+    text = "After the climb we took just a moment to rest, and then went on along the ridge in the evening sun. " * 11
+    site = serve(answering({"markdown": " ", "text": text}))
+
+    assert scraper(serper_at(site)).read(URL, deadline=Deadline(5)) == text.strip()
+
+
+def test_a_scraper_that_was_asked_at_the_last_moment_is_not_blamed_for_being_late(serve: Any) -> None:
+    site = serve(lambda request: time.sleep(0.4) or answering({"markdown": SCRAPED})(request))
+    breakers = Breakers(Settings(circuit_failures=1))
+    step = scraper(serper_at(site), breakers=breakers)
+
+    with pytest.raises(PageFailed, match=r"^Serper: timed out$"):
+        step.read(URL, deadline=Deadline(0.2))
+    assert breakers.states()["scrape", "serper"] == "closed"
+    assert step.read(URL, deadline=Deadline(30)) == SCRAPED.strip()
+
+
 def test_a_long_scraped_article_about_challenges_is_content(serve: Any) -> None:
     text = "Sites say 'Just a moment...' while they verify you are human. " * 30
     site = serve(answering({"markdown": text}))

@@ -1,11 +1,13 @@
 """Section 6, Router: who is asked, who is asked next, and who is left out for a while. Specs 000 and 001 in full."""
 
+import contextlib
 import json
 import logging
 import random
 import re
 import string
 import threading
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -31,6 +33,7 @@ from kindly_search import (
     Router,
     SearchError,
     SearchResult,
+    SearXNG,
     Serper,
     Settings,
     Timeout,
@@ -441,14 +444,58 @@ def test_each_provider_has_its_own_time_within_the_deadline():
     first, second = Stub("serper", BadResponse("x"), timeout=2.0), Stub("tavily", FOUND, timeout=60.0)
     search(router_of(first, second), seconds=10.0)
     assert first.times[0] == pytest.approx(2.0, abs=0.5)
-    assert second.times[0] == pytest.approx(10.0, abs=0.5)
+    # Two twelfths of the whole are the pages'.
+    assert second.times[0] == pytest.approx(10.0 * 10 / 12, abs=0.5)
+
+
+def test_providers_that_hang_leave_time_for_their_successors_and_for_the_pages():
+    """With the defaults three of them would use up the whole call: 3 x 15 of 45 seconds."""
+    clock = Clock()
+
+    class Hanging(Stub):
+        def search(self, http, query, limit, *, deadline, filters=Filters()):
+            self.times.append(deadline.remaining())
+            clock.time += deadline.remaining()
+            raise Timeout(f"{self.label} did not answer in time")
+
+    class Healthy(Stub):
+        def search(self, http, query, limit, *, deadline, filters=Filters()):
+            self.times.append(deadline.remaining())
+            return FOUND
+
+    hanging, last = [Hanging(name) for name in ("serper", "exa", "tavily")], Healthy("searxng")
+    deadline = Deadline(45.0, now=clock)
+    hits = router_of(*hanging, last, clock=clock).search("query", 3, deadline=deadline)
+    assert hits.provider == "searxng"
+    assert [stub.times for stub in hanging] == [[pytest.approx(15.0)], [pytest.approx(15.0)], [pytest.approx(3.75)]]
+    assert last.times == [pytest.approx(3.75)]
+    assert deadline.remaining() == pytest.approx(11.25)
+
+
+def test_a_provider_that_had_hardly_any_time_is_not_blamed_for_running_out_of_it():
+    hurried = Stub("serper", Timeout("did not answer in time"))
+    router = router_of(hurried, circuit_failures=2)
+    for _ in range(3):
+        with pytest.raises(Timeout):
+            search(router, seconds=5.0)  # of its 15
+    assert len(hurried.queries) == 6
+    with pytest.raises(Timeout):
+        search(router, seconds=45.0)
+    with pytest.raises(AllProvidersFailed, match="Search is paused"):
+        search(router, seconds=45.0)
+    assert len(hurried.queries) == 8
+
+
+def test_a_deadline_below_the_providers_own_still_leaves_out_one_that_hangs():
+    hanging = Stub("serper", Timeout("did not answer in time"))
+    router = router_of(hanging, circuit_failures=2, total_timeout=8.0)
+    with pytest.raises(Timeout):
+        search(router, seconds=8.0)
+    with pytest.raises(AllProvidersFailed, match="Search is paused"):
+        search(router, seconds=8.0)
 
 
 # -- what comes back ---------------------------------------------------------
-
-
-def test_no_more_results_than_asked_for_are_kept():
-    assert search(router_of(Stub("serper", results("a", "b", "c"))), limit=2).results == results("a", "b")
 
 
 def test_results_outside_the_asked_domains_are_dropped():
@@ -469,6 +516,26 @@ def test_filters_that_the_provider_cannot_do_are_named():
     stub = Stub("exa", FOUND, ignored={"language", "country"})
     hits = search(router_of(stub), language="de", freshness="day")
     assert hits.ignored_filters == ("language",)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("serper", "!!g tea (site:a.com OR site:b.org) -site:c.net"),
+        ("searxng", "g tea (site:a.com OR site:b.org) -site:c.net"),
+    ],
+)
+def test_the_query_is_reported_as_the_provider_got_it(serve, name, sent):
+    site = serve(lambda request: (200, {"Content-Type": "application/json"}, '{"organic": [], "results": []}'))
+    made = {
+        "serper": lambda: Serper(api_key="key", search_endpoint=site.url),
+        "searxng": lambda: SearXNG(url=site.url),
+    }[name]()
+    filters = {"include_domains": ("a.com", "b.org"), "exclude_domains": ("c.net",)}
+    assert search(router_of(made), "!!g tea", **filters).query == sent
+    asked = site.requests[0]
+    got = asked.json()["q"] if name == "serper" else parse_qs(urlsplit(asked.path).query)["q"][0]
+    assert got == sent
 
 
 def test_the_query_is_shortened_to_what_each_provider_takes_and_reported():
@@ -550,6 +617,16 @@ def test_one_whose_successors_are_left_out_is_retried(clock):
     breakers = Breakers(Settings(), now=clock)
     trip(breakers.of("search", "tavily"))
     first, second = Stub("serper", ProviderDown("x"), FOUND), Stub("tavily", FOUND)
+    router = Router([first, second], Http(Settings()), breakers=breakers, sleep=lambda seconds: None)
+    assert search(router).provider == "serper"
+    assert (len(first.queries), second.queries) == (2, [])
+
+
+def test_one_whose_successors_have_yet_to_prove_themselves_is_retried(clock):
+    breakers = Breakers(Settings(), now=clock)
+    trip(breakers.of("search", "tavily"))
+    clock.time += 30
+    first, second = Stub("serper", ProviderDown("x"), FOUND), Stub("tavily", ProviderDown("y"))
     router = Router([first, second], Http(Settings()), breakers=breakers, sleep=lambda seconds: None)
     assert search(router).provider == "serper"
     assert (len(first.queries), second.queries) == (2, [])
@@ -723,6 +800,36 @@ def test_a_half_open_breaker_lets_exactly_one_probe_through_among_50_callers(bre
     for thread in threads:
         thread.join(10)
     assert (len(probes), len(refused), unexpected) == (1, 49, [])
+    assert breaker.state == "closed"
+
+
+@pytest.mark.parametrize("outcome", ["success", "failure"])
+def test_a_call_that_began_before_the_breaker_opened_changes_nothing_any_more(breaker, clock, outcome):
+    def slow():
+        trip(breaker)
+        clock.time += 20
+        if outcome == "failure":
+            raise ProviderDown("late")
+
+    with contextlib.suppress(ProviderDown):
+        breaker.call(slow)
+    assert (breaker.state, breaker.due_in()) == ("open", pytest.approx(10))
+
+
+def test_what_is_not_the_providers_fault_neither_counts_nor_starts_the_count_again(breaker):
+    trip(breaker, 4)
+    trip(breaker, 1, BadRequest("no"))
+    assert breaker.state == "closed"
+    trip(breaker, 1)
+    assert breaker.state == "open"
+
+
+def test_a_refused_key_does_not_close_a_breaker(breaker, clock):
+    trip(breaker)
+    clock.time += 30
+    trip(breaker, 1, AuthError("no"))
+    assert breaker.state == "half-open"
+    breaker.call(lambda: None)
     assert breaker.state == "closed"
 
 
@@ -946,6 +1053,11 @@ def test_the_question_before_a_pasted_trace_stays():
     short = shorten_query("why does my container fail at start?\n\n" + PYTHON_TRACE, 400)
     assert "OperationalError" in short
     assert "container fail at start?" in short
+
+
+def test_a_long_question_keeps_every_word_of_what_fits():
+    question = "Is A true if x is not B and B is true if x is not A and the test is that x is A and not B? " * 9
+    assert question.startswith(shorten_query(question, 400))
 
 
 def test_of_a_long_question_the_beginning_stays_in_whole_words():
