@@ -72,6 +72,7 @@ REASONS = {
     "bad_request": "The line was not a request this worker understands.",
     "no_browser": "No Chromium, Chrome, Edge or Brave was found.",
     "launch_failed": "A browser was found but did not start.",
+    "no_sandbox": "A browser was found, but this system does not let its sandbox start.",
     "timeout": "The time was up before there was anything to show.",
     "cancelled": "The request was given up by the one who sent it.",
     "address_not_allowed": "The address is private.",
@@ -795,11 +796,23 @@ RETRYABLE_LAUNCH = re.compile(
 
 # What no second start can change.
 HOPELESS_LAUNCH = re.compile(
-    r"no such file|not found|permission denied|exec format error|no usable sandbox|without --no-sandbox"
+    r"no such file|not found|permission denied|exec format error|without --no-sandbox"
     r"|error while loading shared libraries|requires the chromium snap|cannot execute|bad cpu type",
     re.IGNORECASE,
 )
 
+
+# What Chromium says where it may not make namespaces for its sandbox, with and without a helper that is setuid.
+NO_SANDBOX = re.compile(
+    r"no usable sandbox|failed to move to new namespace|failed to receive hello message from zygote", re.IGNORECASE
+)
+NO_SANDBOX_ADVICE = (
+    "Chromium's sandbox cannot start: this system forbids user namespaces. In Docker, run the container with "
+    "--cap-add=SYS_ADMIN or with a seccomp profile that allows clone, setns and unshare."
+)
+
+# What Chromium says of a machine it does not know well; it has nothing to do with a failed start.
+IDLE_TALK = re.compile(r"cpufreq|crashpad", re.IGNORECASE)
 
 # The folder in which Chromium, Chrome, Edge or Brave keeps its socket.
 SOCKET_FOLDER = re.compile(r"(?:org|com)\.[\w.]+\.\w{6}$")
@@ -807,7 +820,8 @@ SOCKET_FOLDER = re.compile(r"(?:org|com)\.[\w.]+\.\w{6}$")
 
 def is_retryable_launch_error(message: str) -> bool:
     """True where the same browser may well start at the next try."""
-    return not HOPELESS_LAUNCH.search(message) and bool(RETRYABLE_LAUNCH.search(message))
+    hopeless = HOPELESS_LAUNCH.search(message) or NO_SANDBOX.search(message)
+    return not hopeless and bool(RETRYABLE_LAUNCH.search(message))
 
 
 def backoff(
@@ -1074,7 +1088,7 @@ class Process:
     def said(self) -> str:
         """The end of what Chromium wrote to stderr, ready to be appended to a message."""
         time.sleep(0.05)  # its last words may still be on their way
-        tail = " | ".join(line for line in list(self._said)[-6:] if line)
+        tail = " | ".join([line for line in self._said if line and not IDLE_TALK.search(line)][-6:])
         return f" Chromium said: {tail[-800:]}" if tail else ""
 
     def end(self) -> None:
@@ -1209,6 +1223,8 @@ def start_with_retries(start: Callable[[], Running], attempts: int, pause: Calla
             return start()
         except LaunchFailed as error:
             logger.warning("launch %d of %d: %s", attempt + 1, attempts, error)
+            if NO_SANDBOX.search(str(error)):
+                raise Failure("no_sandbox", NO_SANDBOX_ADVICE) from None
             if attempt + 1 == attempts or not is_retryable_launch_error(str(error)):
                 raise Failure("launch_failed", f"{error} (attempt {attempt + 1} of {attempts})") from None
             pause(attempt)
@@ -1254,7 +1270,7 @@ class Chromium:
             if self._closed:
                 raise Failure("cancelled", "The worker is about to end.")
             launch = self._launch
-            if launch is None or (launch.done() and (launch.exception() or launch.result().gone())):
+            if launch is None or (launch.done() and _is_worth_another(launch)):
                 self._launch = concurrent.futures.Future()
                 threading.Thread(target=self._run, args=(self._launch, launch), daemon=True).start()
             assert self._launch
@@ -1311,6 +1327,14 @@ class Chromium:
         for root in self._roots:
             # Ours, if a launch was cut short, and what the browser of a killed worker wrote while it was dying.
             sweep_profiles(root, alive=lambda pid: pid != os.getpid() and is_alive(pid))
+
+
+def _is_worth_another(launch: "concurrent.futures.Future[Running]") -> bool:
+    """True where the browser has gone or did not start, for a reason that may pass while this worker lives."""
+    error = launch.exception()
+    if error is None:
+        return launch.result().gone()
+    return not (isinstance(error, Failure) and error.reason == "no_sandbox")
 
 
 def _nothing_found(wanted: str) -> str:

@@ -3855,6 +3855,7 @@ NO_BROWSER = "needs JavaScript and no browser was found"
 BROWSER_REASONS = {
     "no_browser": NO_BROWSER,
     "launch_failed": "needs JavaScript and the browser did not start",
+    "no_sandbox": "needs JavaScript and the browser's sandbox is not allowed to start here",
     "certificate": "its certificate is not valid",
     "needs_login": "needs a login",
     "crashed": "it crashed the browser",
@@ -4048,7 +4049,8 @@ def _rendered(answer: Mapping[str, Any]) -> Rendered:
 
 def _browser_error(answer: Mapping[str, Any]) -> SearchError:
     reason, message = str(answer["error"]), str(answer.get("message", ""))
-    logger.log(logging.WARNING if reason == "launch_failed" else logging.INFO, "browser: %s: %s", reason, message)
+    broken = reason in ("launch_failed", "no_sandbox")
+    logger.log(logging.WARNING if broken else logging.INFO, "browser: %s: %s", reason, message)
     if reason == "timeout":
         return Timeout("timed out")
     if reason == "address_not_allowed":
@@ -9669,7 +9671,8 @@ def _browser_checks(kindly: Kindly) -> Iterator[Check]:
             "good" if drawn else "warn", f"browser {browser.executable() or 'over CDP'} drew a page in {took} ms"
         )
     except SearchError as error:
-        yield Check("warn", f"the browser was found but drew nothing: {error}", "KINDLY_LOG_LEVEL=INFO shows why")
+        fix = "the lines above say why; “JavaScript pages” and “When it fails” in the README help"
+        yield Check("warn", f"the browser was found but drew nothing: {error}", fix)
     finally:
         browser.close()
         world.close()

@@ -972,6 +972,8 @@ class TestLaunch:
             "/x/chrome could not be started: No such file or directory",
             "/x/chrome could not be started: Permission denied",
             "Failed to connect to browser: it ended at once. Chromium said: No usable sandbox!",
+            "it ended at once. Chromium said: Failed to move to new namespace: PID namespaces supported",
+            "it ended at once. Chromium said: Failed to receive hello message from zygote",
             "it ended at once. Chromium said: error while loading shared libraries: libnss3.so",
             "it ended at once. Chromium said: Command '/usr/bin/chromium-browser' requires the chromium snap",
             "Running as root without --no-sandbox is not supported",
@@ -1014,8 +1016,32 @@ class TestLaunch:
 
     @POSIX
     def test_a_hopeless_browser_is_tried_once(self, tmp_path):
-        failure, waits = self.launch(self.fake(tmp_path, "echo 'No usable sandbox!' >&2; exit 1\n"))
+        failure, waits = self.launch(self.fake(tmp_path, "echo 'libnss3.so: not found' >&2; exit 1\n"))
         assert failure.reason == "launch_failed" and waits == []
+
+    @POSIX
+    def test_a_sandbox_that_may_not_start_is_named_with_the_remedy_and_not_tried_again(self, tmp_path):
+        starts = tmp_path / "starts"
+        path = self.fake(
+            tmp_path, f"echo once >> '{starts}'; echo 'No usable sandbox! If this is Debian…' >&2; exit 1\n"
+        )
+        settings = BrowserSettings(executable_path=path)
+        chromium = chrome_worker.Chromium(settings, guard=AddressGuard(), environ={}, sleep=lambda seconds: None)
+        try:
+            for _ in range(3):
+                with pytest.raises(chrome_worker.Failure, match="--cap-add=SYS_ADMIN") as caught:
+                    chromium.running(Deadline(20))
+                assert caught.value.reason == "no_sandbox"
+        finally:
+            chromium.close()
+        assert starts.read_text() == "once\n"
+
+    @POSIX
+    def test_idle_talk_of_crashpad_neither_ends_the_tries_nor_is_quoted(self, tmp_path):
+        talk = "open /sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq: No such file or directory (2)"
+        failure, waits = self.launch(self.fake(tmp_path, f"echo 'cannot open display'; echo '{talk}' >&2; exit 1\n"))
+        assert len(waits) == 2
+        assert "cpufreq" not in str(failure)
 
     def test_a_browser_that_is_not_there_is_none(self):
         failure, waits = self.launch("/nowhere/chromium")
