@@ -6255,8 +6255,11 @@ class PageCache:
     def _keep(self, url: str, page: Page) -> None:
         ttl = min(self._ttl, FAILURE_TTL) if page.failure else self._ttl
         self._forget(url)
-        self._pages[url] = (self._now() + ttl, page)
-        self._size += _weight(page)
+        if ttl:
+            self._pages[url] = (self._now() + ttl, page)
+            self._size += _weight(page)
+        for oldest in list(itertools.islice(self._pages, 2)):
+            self._fresh(oldest)  # two go for each that comes, so that the old ones do not pile up
         while self._size > self._max_bytes:
             self._forget(next(iter(self._pages)))
 
@@ -6266,7 +6269,8 @@ class PageCache:
 
 
 def _weight(page: Page) -> int:
-    return len(page.markdown.encode("utf-8", "replace"))
+    # The address stands in it several times: as key, in the page, and in the note of a failure.
+    return len(page.markdown.encode("utf-8", "replace")) + 3 * len(page.url)
 
 
 def _chars_of(page: Page) -> int:
@@ -6362,8 +6366,12 @@ class Reader:
         if not failures:
             return "no way to read pages is switched on"
         reason = failures[0].reason
-        no_browser = not any(step.name == BrowserStep.name and step.available() for step in self._steps)
-        return NO_BROWSER if reason == NEEDS_JAVASCRIPT and no_browser else reason
+        if reason != NEEDS_JAVASCRIPT:
+            return reason
+        if not any(step.name == BrowserStep.name and step.available() for step in self._steps):
+            return NO_BROWSER
+        # What was wrong with the browser says more than that one was needed.
+        return next((error.reason for error in failures if error.reason.startswith(f"{reason} ")), reason)
 
 
 # ----------------------------------------------------------------------------
@@ -8408,6 +8416,8 @@ def build_server(kindly: Kindly, metrics: Metrics | None = None) -> Any:
         title="Kindly Web Search",
         version=__version__,
         instructions=INSTRUCTIONS,
+        # Nothing here ever changes: a client that listened for it would only hold a place, and the server at SIGTERM.
+        subscriptions=False,
         tools=[TOOLS[name](kindly, metrics) for name in names],
     )
 
@@ -8620,14 +8630,19 @@ class Places:
             self._counts[self._row + column] = 0
 
     @contextlib.contextmanager
-    def taken(self, user: str) -> Iterator[None]:
-        """One more call of the user, as long as it lasts. Only the event loop counts, so no lock is needed."""
+    def taken(self, user: str) -> Iterator[Callable[[], None]]:
+        """One more call of the user, until it ends or gives its place back before. Only the event loop counts."""
         place = self._row + self._columns[user]
+        once = iter((1,))
+
+        def give_back() -> None:
+            self._counts[place] -= next(once, 0)
+
         self._counts[place] += 1
         try:
-            yield
+            yield give_back
         finally:
-            self._counts[place] -= 1
+            give_back()
 
     def of(self, user: str) -> int:
         """The calls of one user."""
@@ -8665,7 +8680,8 @@ class Gate:
         self._may_take_long = kindly.settings.total_timeout > LONGEST_SILENCE
         self._arrival_seconds = arrival_seconds
         # A name that leads here is as good as an address: pages of other sites could use it from a browser.
-        self._hosts = set(kindly.settings.http_hosts) or (LOOPBACK_NAMES if is_loopback(host) else set())
+        named = {name.strip("[]") for name in kindly.settings.http_hosts}
+        self._hosts = named or ({*LOOPBACK_NAMES, host} if is_loopback(host) else set())
         self._kindly = kindly
         self._metrics = metrics
         self._tokens = dict(kindly.settings.http_tokens)
@@ -8682,30 +8698,33 @@ class Gate:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         user = user_of(headers, self._tokens)
         reply = self._own_reply(scope, headers, user)
+        refuse = _rpc_reply if scope["path"] == "/mcp" else _plain_reply
         if reply or user is None:
-            await _plain_reply(send, *(reply or NO_TOKEN))
+            await refuse(send, *(reply or NO_TOKEN))
             return
         # A place is taken by a call that has arrived: who only announces one holds up nobody.
         body = await _body(receive, self._arrival_seconds)
         reply = self._too_busy(user) if isinstance(body, bytes) else body
         if reply:
-            await _plain_reply(send, *reply)
+            await refuse(send, *reply)
         elif isinstance(body, bytes):
-            with self.places.taken(user):
-                await self._reply(scope, body, receive, send)
+            with self.places.taken(user) as give_back:
+                streams = self._may_take_long or wants_stream(body)
+                answer = self._stream if streams and "text/event-stream" in headers.get("accept", "") else self._piece
+                await answer(scope, body, receive, _noting_the_end(send, give_back))
 
-    async def _reply(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
+    async def _stream(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         """Passes a call on to MCP. A stream doubles the CPU of the exchange: only who has a use for one gets one."""
+        await self._streaming(scope, _replaying(body, receive), send)
+
+    async def _piece(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
+        """Passes a call on to MCP, for an answer in one piece; ends it when the client has gone away."""
         import anyio
 
-        replay = _replaying(body, receive)
-        if self._may_take_long or wants_stream(body):
-            await self._streaming(scope, replay, send)
-            return
         answered = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_end_with_client, receive, answered, tasks.cancel_scope)
-            await self._plain(scope, replay, _noting_the_end(send, answered))
+            await self._plain(scope, _replaying(body, receive), _noting_the_end(send, answered.set))
             tasks.cancel_scope.cancel()
 
     def _own_reply(self, scope: dict[str, Any], headers: Mapping[str, str], user: str | None) -> "PlainReply | None":
@@ -8727,7 +8746,8 @@ class Gate:
         if path == "/mcp" and scope["method"] != "POST":
             # A stream to listen on would never carry anything, and would hold its place for ever.
             return 405, "This server is stateless: use POST.", {"Allow": "POST"}
-        if len(headers.get("content-length", "")) > len(str(LONGEST_CALL)):
+        announced = headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > LONGEST_CALL:
             return TOO_LONG
         return None
 
@@ -8744,7 +8764,9 @@ class Gate:
         """False for a browser page of another site; programs send no Origin."""
         if "origin" not in headers:
             return True
-        return host_of(headers["origin"]) in (self._hosts or {_host_name(headers.get("host", ""))})
+        scheme, _, origin = headers["origin"].partition("://")
+        ours = self._hosts or {_host_name(headers.get("host", ""))}
+        return scheme.lower() in SCHEMES and _host_name(origin) in ours
 
     def _not_ready(self) -> str:
         if not self._kindly.router.providers:
@@ -8771,14 +8793,15 @@ async def _body(receive: Receive, seconds: float) -> "bytes | PlainReply | None"
 
     body = bytearray()
     with anyio.move_on_after(seconds):
-        while len(body) <= LONGEST_CALL:
+        while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
+            if len(body) > LONGEST_CALL:
+                return TOO_LONG
             if not message.get("more_body"):
                 return bytes(body)
-        return TOO_LONG
     return TOO_SLOW
 
 
@@ -8792,12 +8815,12 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _noting_the_end(send: Send, answered: Any) -> Send:
-    """Sends, and says when the answer is complete."""
+def _noting_the_end(send: Send, answered: Callable[[], None]) -> Send:
+    """Sends, and says so just before the answer is complete: whoever has it may call again at once."""
 
     async def noting(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.body" and not message.get("more_body"):
-            answered.set()
+            answered()
         await send(message)
 
     return noting
@@ -8831,14 +8854,16 @@ RETRY_SOON = {"Retry-After": "1"}
 TOO_LONG: PlainReply = (413, f"A call has at most {LONGEST_CALL:,} bytes.", {"Connection": "close"})
 TOO_SLOW: PlainReply = (408, "The call did not arrive in time.", {"Connection": "close"})
 NO_TOKEN: PlainReply = (401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"})
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-LOOPBACK_NAMES = {name.strip("[]") for name in LOOPBACK_HOSTS}
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 SCHEMES = ("http", "https")
+
+# A Host header, in which nothing may stand but a name or an address and a port.
+HOST_HEADER = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?")
 
 
 def _host_name(header: str) -> str:
-    """The name in a Host header, without its port."""
-    return host_of(f"http://{header}")
+    """The name in a Host header, without its port; empty where it is none."""
+    return host_of(f"http://{header}") if HOST_HEADER.fullmatch(header) else ""
 
 
 def user_of(headers: Mapping[str, str], tokens: Mapping[str, str]) -> str | None:
@@ -8860,6 +8885,12 @@ def users_of(kindly: Kindly) -> list[str]:
     return list(dict(kindly.settings.http_tokens)) or ["local"]
 
 
+async def _rpc_reply(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
+    """The same as an error of JSON-RPC: the text of anything else would not reach whoever uses the client."""
+    said = json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": text}})
+    await _plain_reply(send, status, said, {"Content-Type": "application/json", **headers})
+
+
 async def _plain_reply(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
     fields = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text.encode())), **headers}
     raw = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
@@ -8874,13 +8905,8 @@ def http_app(kindly: Kindly, host: str = "127.0.0.1", *, workers: int = 1, metri
 
     from mcp.server.transport_security import TransportSecuritySettings
 
-    names = kindly.settings.http_hosts or (LOOPBACK_HOSTS if is_loopback(host) else ())
-    # The SDK's own list for loopback wants a port in the header; elsewhere any Host will do unless some are named.
-    security = TransportSecuritySettings(
-        enable_dns_rebinding_protection=bool(names),
-        allowed_hosts=[f"{name}{port}" for name in names for port in ("", ":*")],
-        allowed_origins=[f"{scheme}://{name}{port}" for name in names for scheme in SCHEMES for port in ("", ":*")],
-    )
+    # The gate looks at Host and Origin on every route; the SDK's own check would be a second, different one.
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     apps = {
         name: server.streamable_http_app(
             host=host, stateless_http=True, json_response=name == "plain", transport_security=security
@@ -8892,12 +8918,13 @@ def http_app(kindly: Kindly, host: str = "127.0.0.1", *, workers: int = 1, metri
 
 def is_loopback(host: str) -> bool:
     """True for the names and addresses of this very machine."""
-    literal = ip_literal(host.strip("[]"))
+    literal = ip_literal(host)
     return host == "localhost" if literal is None else literal.is_loopback
 
 
 def serve_http(kindly: Kindly, host: str, port: int, workers: int | None = None) -> None:
     """Serves many clients over Streamable HTTP until SIGTERM; calls under way may finish first."""
+    host = host.strip("[]")
     if not is_loopback(host) and not kindly.settings.http_tokens:
         raise ConfigError(f"Set KINDLY_HTTP_TOKEN before binding {host}: anyone who reaches it could use your keys.")
     workers = kindly.settings.http_workers if workers is None else workers
@@ -8924,11 +8951,12 @@ def _listeners(host: str, port: int, workers: int) -> list[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         # Without reuse_port, which would let a second server listen beside this one unnoticed.
-        listeners = [socket.create_server((host, port), family=family)] * workers
+        listeners = [_without_delay(socket.create_server((host, port), family=family))] * workers
         address = (host, listeners[0].getsockname()[1])
         if workers > 1 and sys.platform == "linux":
             listeners[0].close()
-            listeners = [socket.create_server(address, family=family, reuse_port=True) for _ in range(workers)]
+            made = (socket.create_server(address, family=family, reuse_port=True) for _ in range(workers))
+            listeners = list(map(_without_delay, made))
     except OverflowError:
         raise ConfigError(f"{port} is not a port; use one from 0 to 65535.") from None
     except OSError as error:
@@ -8939,6 +8967,46 @@ def _listeners(host: str, port: int, workers: int) -> list[socket.socket]:
     return listeners
 
 
+def _without_delay(listener: socket.socket) -> socket.socket:
+    """The same listener, whose connections send at once: asyncio sees to that only for sockets that say they are TCP.
+
+    Otherwise each answer on a connection that is used again waits 40 ms for the client's acknowledgement.
+    """
+    return socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, fileno=listener.detach())
+
+
+def _impatient(seconds: float = ARRIVAL_SECONDS) -> Any:
+    """uvicorn's HTTP, but closes a connection on which no whole request comes: strangers could hold all of them."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def _watch(self) -> None:
+            self._watching = self.loop.call_later(seconds, self._look, self.cycle)
+
+        def _look(self, known: Any) -> None:
+            busy = self.cycle is not None and not self.cycle.response_complete
+            if busy or self.cycle is not known:
+                self._watch()
+            else:
+                self.transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._watching.cancel()
+            super().connection_lost(exc)
+
+    return Impatient
+
+
+def longest_call(kindly: Kindly) -> int:
+    """The seconds that a call may take; Gemini's has a limit of its own."""
+    gemini = kindly.gemini.timeout_ms / 1000 if kindly.gemini.configured() else 0
+    return int(max(kindly.settings.total_timeout, gemini))
+
+
 def _serve(app: Any, kindly: Kindly, listener: socket.socket) -> None:
     """Answers what comes to the listener until SIGTERM."""
     import anyio.to_thread
@@ -8946,10 +9014,11 @@ def _serve(app: Any, kindly: Kindly, listener: socket.socket) -> None:
 
     config = uvicorn.Config(
         app,
+        http=_impatient(),
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(kindly.settings.total_timeout) + 5,
+        timeout_graceful_shutdown=longest_call(kindly) + 5,
     )
 
     async def run() -> None:

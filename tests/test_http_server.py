@@ -14,12 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
 import httpx2
 import pytest
+import uvicorn
 from conftest import Site
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -154,6 +156,11 @@ class Reply:
         if self.headers["content-type"].startswith("application/json"):
             return json.loads(self.text)
         return json.loads([line[6:] for line in self.text.splitlines() if line.startswith("data: ")][-1])
+
+
+def said(reply):
+    """The sentence of a refusal: for calls it comes as an error of JSON-RPC, which clients show."""
+    return json.loads(reply.text)["error"]["message"] if reply.text.startswith("{") else reply.text
 
 
 def command(*arguments):
@@ -397,7 +404,7 @@ def test_every_route_but_healthz_needs_the_token(team_server, path):
     for method in ("GET", "POST", "DELETE", "OPTIONS"):
         reply = team_server.request(method, path)
         assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
-        assert reply.text == "A valid bearer token is needed."
+        assert said(reply) == "A valid bearer token is needed."
 
 
 @pytest.mark.parametrize("path", ["/healthz/../metrics", "/%6detrics", "/healthz%2f../metrics", "/metrics?/healthz"])
@@ -508,6 +515,28 @@ def test_a_port_that_does_not_exist_is_a_sentence(port):
 def test_the_address_of_an_ipv6_host_is_one_that_can_be_used(start):
     server = start("--host", "::1")
     assert server.url == f"http://[::1]:{server.port}/mcp"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]"])
+def test_every_address_of_this_machine_can_be_listened_on(start, host):
+    server = start("--host", host)
+    address = f"{host}:{server.port}"
+    assert server.url == f"http://{address}/mcp"
+    with contextlib.closing(http.client.HTTPConnection(host.strip("[]"), server.port, timeout=10)) as connection:
+        connection.request("POST", "/mcp", call_body("get_content", {"url": ""}), {**MCP_HEADERS, "Host": address})
+        assert connection.getresponse().status == 200
+
+
+def test_a_name_or_address_may_be_written_in_all_ways_that_mean_the_same(start):
+    server = start(
+        "--host", "0.0.0.0", KINDLY_HTTP_TOKEN=ALICE, KINDLY_HTTP_HOSTS="[2001:db8::1],2001:db8::2,A.example"
+    )
+    for host in ("[2001:db8::1]:80", "[2001:db8::2]", "a.example:443", "A.EXAMPLE"):
+        assert server.rpc("tools/list", token=ALICE, Host=host).status == 200
+        assert server.rpc("tools/list", token=ALICE, Host=host, Origin=f"HTTPS://{host}").status == 200
+    for host in ("[2001:db8::3]", "user@a.example", "a.example/x", "a.example@evil.example"):
+        assert server.rpc("tools/list", token=ALICE, Host=host).status == 421
+    assert server.rpc("tools/list", token=ALICE, Host="a.example", Origin="ftp://a.example").status == 403
 
 
 def test_with_a_token_it_listens_everywhere_under_any_name(start):
@@ -764,13 +793,48 @@ def test_calls_over_the_limits_are_told_to_come_back(start, world, held):
         health = [server.request("GET", path, token=CAROL).status for path in ("/healthz", "/readyz", "/metrics")]
         world.let_go.set()
         done = [call.result() for call in running]
-    assert (again.status, again.text) == (429, "Too many calls at the same time with this token.")
-    assert (other.status, other.text) == (503, "The server is busy.")
+    assert (again.status, said(again)) == (429, "Too many calls at the same time with this token.")
+    assert (other.status, said(other)) == (503, "The server is busy.")
     assert int(again.headers["retry-after"]) >= 1
     assert int(other.headers["retry-after"]) >= 1
     assert health == [200, 200, 200]
     assert all("says something new" in reply.text for reply in done)
     assert all(still_serves(server, token=token) for token in (ALICE, BOB, CAROL))
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_a_refusal_reaches_whoever_uses_the_real_client(start, world, held, mode):
+    server = start(KINDLY_MAX_IN_FLIGHT="1")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.call, "get_content", {"url": held})
+        assert world.asked.acquire(timeout=10)
+        with pytest.raises(BaseException) as caught:  # noqa: B017, PT011  # an exception group, in some versions
+            ask(server, "get_content", {"url": f"{world.url}/x"}, mode=mode)
+        world.let_go.set()
+        running.result()
+    assert "The server is busy." in "".join(traceback.format_exception(caught.value))
+
+
+@linux_only
+@pytest.mark.parametrize("meta", [{}, {"_meta": {"progressToken": 1}}], ids=["in one piece", "as a stream"])
+def test_who_has_the_answer_has_given_the_place_back(start, world, meta):
+    server = start("--workers", "2", KINDLY_MAX_IN_FLIGHT="1")
+    url = f"{world.url}/one-after-the-other"
+    call = {"name": "get_content", "arguments": {"url": url}, **meta}
+    assert {server.rpc("tools/call", call).status for _ in range(60)} == {200}
+
+
+def test_nobody_can_listen_for_changes_that_never_come(start):
+    server = start(KINDLY_MAX_IN_FLIGHT="1")
+
+    async def listen(client):
+        async with client.listen(tools_list_changed=True):
+            pytest.fail("it listens")
+
+    with pytest.raises(BaseException) as caught:  # noqa: B017, PT011  # an exception group, in some versions
+        anyio.run(lambda: with_client(server, listen, mode="2026-07-28"))
+    assert "Method not found" in "".join(traceback.format_exception(caught.value))
+    assert still_serves(server)
 
 
 def test_strangers_do_not_fill_the_places_of_others(start, world, held):
@@ -821,8 +885,69 @@ def test_a_call_that_does_not_arrive_in_time_is_refused(piece):
     host = [(b"host", b"127.0.0.1")]
     anyio.run(gate, {"type": "http", "method": "POST", "path": "/mcp", "headers": host}, receive, send)
     assert sent[0]["status"] == 408
-    assert sent[1]["body"] == b"The call did not arrive in time."
+    assert json.loads(sent[1]["body"])["error"]["message"] == "The call did not arrive in time."
     assert gate.places.all() == 0
+
+
+@pytest.mark.parametrize(("length", "refused"), [("000000000000000040", False), ("1000001", True)])
+def test_the_length_that_a_call_announces_is_read_as_a_number(open_server, length, refused):
+    head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    assert open_server.raw(head.encode() + b" " * 40).startswith(b"HTTP/1.1 413 ") is refused
+
+
+def test_a_body_that_is_just_too_long_is_refused(open_server):
+    assert open_server.request("POST", "/mcp", " " * 1_000_001, **MCP_HEADERS).status == 413
+
+
+def test_progress_is_no_reason_to_refuse_who_takes_no_stream(open_server, world):
+    params = {"name": "get_content", "arguments": {"url": f"{world.url}/x"}, "_meta": {"progressToken": 1}}
+    reply = open_server.rpc("tools/call", params, Accept="application/json")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+
+
+@pytest.fixture
+def impatient():
+    """A server whose patience is a fifth of a second, and that takes half a second to answer."""
+
+    async def app(scope, receive, send):
+        await anyio.sleep(0.5)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    [listener] = ks._listeners("127.0.0.1", 0, 1)
+    config = uvicorn.Config(app, http=ks._impatient(0.2), lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: anyio.run(lambda: server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    yield listener.getsockname()
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"], ids=["first", "second"])
+def test_a_connection_on_which_no_whole_request_comes_is_closed(impatient, before, sent):
+    with socket.create_connection(impatient, timeout=4) as connection:
+        if before:
+            connection.sendall(before)
+            reply = b""
+            while not reply.endswith(b"ok"):
+                reply += connection.recv(1000)
+        connection.sendall(sent)
+        assert connection.recv(1000) == b""
+
+
+def test_sigterm_waits_as_long_as_the_longest_call_may_take():
+    assert ks.longest_call(ks.Kindly.from_env({"KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS": "45"})) == 45
+    assert ks.longest_call(ks.Kindly.from_env({"GEMINI_CLI_ENABLED": "true", "GEMINI_TIMEOUT_MS": "90000"})) == 90
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_connections_send_without_waiting_for_acknowledgements(workers):
+    """asyncio switches Nagle's algorithm off for sockets that say that they are TCP, and for no others."""
+    for listener in ks._listeners("127.0.0.1", 0, workers):
+        assert listener.proto == socket.IPPROTO_TCP
+        listener.close()
 
 
 def test_calls_that_may_be_silent_for_long_are_answered_by_a_stream(start):

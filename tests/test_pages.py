@@ -1211,6 +1211,24 @@ def test_the_cache_stays_within_its_bytes_and_forgets_the_oldest_first() -> None
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("ttl", [0.0, 1.0])
+def test_pages_whose_time_is_over_do_not_pile_up(ttl: float) -> None:
+    now = [0.0]
+    cache = PageCache(ttl, now=lambda: now[0])
+    for number in range(100):
+        now[0] += 2
+        cache.read(f"{URL}/{number}", lambda: Page(URL, "x" * 1000), deadline=Deadline(5))
+
+    assert len(cache._pages) <= 1
+    assert cache._size <= 2000
+
+
+def test_what_a_broken_browser_says_is_the_reason_and_not_that_one_is_needed() -> None:
+    broken = "needs JavaScript and the browser did not start"
+    steps = [Canned("http", PageFailed(NEEDS_JAVASCRIPT)), Canned("chromium", PageFailed(broken))]
+    assert chain(*steps).read(URL, deadline=Deadline(5)).failure == broken
+
+
 def test_the_limit_of_the_cache_counts_bytes_not_characters() -> None:
     cache = PageCache(300, max_bytes=1000)
     fetch, calls = counting([Page(URL, "漢" * 900)])
