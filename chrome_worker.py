@@ -1759,13 +1759,16 @@ class Visit:
     def _snapshot(self) -> dict[str, Any]:
         """The document as it is now. An endless script is ended, as often as it takes."""
         expression = f"{SNAPSHOT}({LONGEST_HTML}, {json.dumps(CONSENT)})"
-        deadline = self._request.deadline
+        deadline, patience = self._request.deadline, self._request.deadline.sooner(1.0)
         while deadline.remaining():
             number = self._tab.post("Runtime.evaluate", expression=expression, returnByValue=True, **self._where())
             value = self._await(number, deadline.sooner(STUCK_SECONDS if deadline.remaining() > 4 else 1.0))
-            if value:
+            if value and (value["html"] or not patience.remaining()):
                 return value
-            self._free()
+            if value:  # a document that another one is about to replace has nothing in it yet
+                self._await(-1, deadline.sooner(PROBE_SECONDS))
+            else:
+                self._free()
         raise Failure("timeout", "The page kept the browser busy until the time was up.")
 
     def _where(self) -> dict[str, int]:

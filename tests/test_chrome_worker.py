@@ -59,6 +59,7 @@ PAGES = {
     "/meta-redirect": "<meta http-equiv=refresh content='0;url=/static'><p>moving</p>",
     "/meta-redirect-1s": "<meta http-equiv=refresh content='1;url=/static'><p>moving</p>",
     "/meta-loop": f"<meta http-equiv=refresh content='0'><p>again</p>{LOREM}",
+    "/no-root": "<p>gone</p><script>onload=()=>document.documentElement.remove()</script>",
     "/alert": "<script>alert(1);confirm(2);prompt(3);document.write('after the dialogs')</script>",
     "/beforeunload": "<p>leaving</p><script>onbeforeunload=e=>{e.preventDefault();e.returnValue='x';return 'x'};"
     "onload=()=>setTimeout(()=>{location.href='/static'},50)</script>",
@@ -398,6 +399,10 @@ class TestPages:
     def test_a_page_that_refreshes_for_ever_comes_back(self, worker, site):
         answer = worker.ask(site.url + "/meta-loop", timeout=12)
         assert "again" in (answer["html"] or str(answer))
+
+    def test_a_page_that_takes_its_root_away_comes_back_empty_and_soon(self, worker, site):
+        answer = worker.ask(site.url + "/no-root", timeout=12)
+        assert (answer["status"], answer["html"]) == (200, "") and answer["ms"] < 8000
 
     def test_a_crashed_page_is_named_and_the_next_one_works(self, worker, site):
         assert worker.ask(site.url + "/static")["status"] == 200
