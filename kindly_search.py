@@ -86,6 +86,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 # A duration: a number and an optional unit ("15", "15s", "500ms", "2m").
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m)?")
 DURATION_HINT = "a duration such as 15s or 500ms"
+LONGEST_DURATION = 86_400.0  # nobody means more than a day
 DURATION_UNITS = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 
 
@@ -169,9 +170,10 @@ def seconds(text: str) -> float:
 def seconds_or_none_at_all(text: str) -> float:
     """The same, with 0 for what can be switched off."""
     match = DURATION.fullmatch(text.strip().lower())
-    if not match:
+    duration = float(match[1]) * DURATION_UNITS[match[2]] if match else LONGEST_DURATION + 1
+    if duration > LONGEST_DURATION:
         raise ValueError(DURATION_HINT)
-    return float(match[1]) * DURATION_UNITS[match[2]]
+    return duration
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -394,17 +396,28 @@ class Page:
 class Deadline:
     """A point in time that everything within one call respects."""
 
-    def __init__(self, seconds: float, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        given_up: threading.Event | None = None,
+    ) -> None:
         self._now = now
+        self._given_up = given_up or threading.Event()
         self.end = now() + seconds
 
     def remaining(self) -> float:
         """Seconds left, never below zero."""
-        return max(0.0, self.end - self._now())
+        return 0.0 if self._given_up.is_set() else max(0.0, self.end - self._now())
 
     def sooner(self, seconds: float) -> "Deadline":
         """This deadline or one `seconds` from now, whichever comes first."""
-        return Deadline(min(seconds, self.remaining()), now=self._now)
+        return Deadline(min(seconds, self.remaining()), now=self._now, given_up=self._given_up)
+
+    def give_up(self) -> None:
+        """Ends this deadline now, and all that were made of it: nobody waits for the answer any more."""
+        self._given_up.set()
 
 
 def plain_text(value: Any) -> str:
@@ -452,7 +465,7 @@ class SearchError(Exception):
     fallback: ClassVar[bool] = False  # another provider may succeed
     retryable: ClassVar[bool] = False  # the same request may succeed if sent again
     trips: ClassVar[bool] = False  # counts against the provider's circuit breaker
-    asked: ClassVar[bool] = True  # somebody was asked; otherwise it is no failed attempt
+    asked: bool = True  # somebody was asked; otherwise it is no failed attempt
     final: bool = False  # no other way to read the page would do better
     brief: ClassVar[str] = "failed"  # the kind of failure in a word or two, for notes and logs
 
@@ -604,6 +617,14 @@ class Redactor:
         """The text without any secret in it."""
         return self._known.sub(REDACTED, text) if self._known else text
 
+    def within(self, value: Any) -> Any:
+        """The same for every text in a structure; numbers stay what they are, or it would not be JSON any more."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, dict):
+            return {self(str(key)): self.within(inner) for key, inner in value.items()}
+        return [self.within(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
     def quoted(self, text: str, limit: int = 200) -> str:
         """A short, single-line quotation from a stranger's message, without anything that looks like a key."""
         line = KEY_SHAPES.sub(REDACTED, self(" ".join(plain_text(text).split())))
@@ -644,6 +665,9 @@ EMBEDDING_NETWORKS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "::/96", "
 
 # What no URL may hold: control characters, blanks, halves of characters, and the backslash, which browsers read as /.
 URL_GARBAGE = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ud800-\udfff]")
+
+# A media type such as text/html or application/vnd.api+json.
+MEDIA_TYPE = re.compile(r"[\w.+*-]{1,100}/[\w.+*-]{1,100}")
 
 LONGEST_URL = 8000
 MOST_REDIRECTS = 10
@@ -733,7 +757,7 @@ def _is_private_name(host: str) -> bool:
 
 def is_public(address: Address) -> bool:
     """True for an address of the open internet, seen through the IPv6 forms that carry an IPv4 address."""
-    if address.version == 6:
+    if isinstance(address, ipaddress.IPv6Address):
         inner = _embedded_ipv4(address)
         if inner is not None:
             return is_public(inner)
@@ -840,8 +864,9 @@ class Reply:
 
     @property
     def content_type(self) -> str:
-        """The media type alone, in lower case."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        """The media type alone, in lower case; empty where it is none: it gets into notes and logs."""
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return kind if MEDIA_TYPE.fullmatch(kind) else ""
 
     def json(self) -> Any:
         """The body as JSON, or None where it is not that."""
@@ -1717,7 +1742,7 @@ class Telemetry:
         attempts: list[Attempt],
         *,
         unit: str,
-        size: Callable[[T], int] = len,  # type: ignore[assignment]
+        size: Callable[[T], int],
         **facts: str,
     ) -> T:
         """The action's result; how it went is added to `attempts`, told to the listeners and logged.
@@ -1734,12 +1759,13 @@ class Telemetry:
             return result
         except SearchError as error:
             outcome, ended = error.reason, "failed" if error.asked else "skipped"
-            said = {"outcome": outcome.replace(" ", "_")}
+            said = {"outcome": "_".join(outcome.split())}
             raise
         finally:
             attempts.append(Attempt(by, outcome, round(1000 * (self._now() - started))))
             discreet = {name: self._discreet(name, value) for name, value in facts.items()}
-            log_event(f"{operation} {ended}", engine=by, **said, ms=attempts[-1].ms, **discreet)
+            level = logging.WARNING if ended == "failed" else logging.INFO
+            log_event(level, f"{operation} {ended}", engine=by, **said, ms=attempts[-1].ms, **discreet)
             for listener in self.listeners:
                 listener(operation, attempts[-1], ended)
 
@@ -1750,9 +1776,8 @@ class Telemetry:
         return json.dumps(value, ensure_ascii=False) if self._log_queries else host_of(value)
 
 
-def log_event(event: str, **parts: object) -> None:
+def log_event(level: int, event: str, **parts: object) -> None:
     """One line in the log: what happened, and the parts of it as key=value."""
-    level = logging.WARNING if event.endswith((" failed", " opened")) else logging.INFO
     line = " ".join(f"{name}={value}" for name, value in parts.items())
     # The parts once more by themselves: JSON logs are searched by them.
     logger.log(level, "%s %s", event, line, extra={"parts": parts})
@@ -1832,8 +1857,10 @@ class CircuitBreaker:
                 return  # it began before the breaker opened: only a probe decides now
             if failed is None:
                 return
+            if failed:
+                # First, for those who look at the state without the lock.
+                self._opened_at = self._now()
             self._failures = self._failures + 1 if failed else 0
-            self._opened_at = self._now()
             opened = self._failures >= self._limit
         if opened or probing:
             self._changed("opened" if opened else "closed")
@@ -1859,8 +1886,10 @@ class Breakers:
             return self._made.setdefault((operation, provider), self._make(changed=log))
 
     def _log(self, operation: str, provider: str, state: str) -> None:
-        pause = {"seconds": f"{self._recovery:g}"} if state == "opened" else {}
-        log_event(f"circuit {state}", operation=operation, engine=provider, **pause)
+        opened = state == "opened"
+        pause = {"seconds": f"{self._recovery:g}"} if opened else {}
+        level = logging.WARNING if opened else logging.INFO
+        log_event(level, f"circuit {state}", operation=operation, engine=provider, **pause)
 
     def states(self) -> dict[tuple[str, str], str]:
         """The state of every breaker there is."""
@@ -1940,7 +1969,9 @@ class Router:
 
         def once() -> list[SearchResult]:
             guarded = functools.partial(self._breakers[provider.name].call, search)
-            return self._telemetry.timed("search", provider.name, guarded, attempts, unit="results", query=sent)
+            return self._telemetry.timed(
+                "search", provider.name, guarded, attempts, unit="results", size=len, query=sent
+            )
 
         found = self._with_retry(provider, once, turn)
         kept = [result for result in found if _domain_passes(result.link, filters)]
@@ -6171,9 +6202,12 @@ class ScrapeStep:
         except (PageFailed, Offline):
             raise
         except SearchError as error:
-            raise PageFailed(f"{self._provider.label}: {error.brief}") from None
-        # A challenge page scraped by someone else is still a challenge page.
-        return the_page_itself(Document(markdown=text, text_length=len(text), script_count=1), text, text, url)
+            failed = PageFailed(f"{self._provider.label}: {error.brief}")
+            failed.asked = error.asked
+            raise failed from None
+        # A challenge page scraped by someone else is still a challenge page, and so is a shell that wants scripts.
+        shell = bool(JAVASCRIPT_WORDS.search(text))
+        return the_page_itself(Document(markdown=text, text_length=len(text), script_count=shell), text, text, url)
 
 
 def content_chain(
@@ -6217,20 +6251,27 @@ class PageCache:
 
     def read(self, url: str, read: Callable[[], Page], *, deadline: Deadline) -> Page:
         """The remembered page, or the outcome of `read`, which one caller runs while the others wait for it."""
-        with self._lock:
-            if page := self._fresh(url):
-                return dataclasses.replace(page, cached=True)
-            running = self._under_way.get(url)
-            future = running or self._under_way.setdefault(url, Future())
-        if running:
-            return self._outcome(url, running, deadline)
+        while True:
+            with self._lock:
+                if page := self._fresh(url):
+                    return dataclasses.replace(page, cached=True)
+                running = self._under_way.get(url)
+                future = running or self._under_way.setdefault(url, Future())
+            if not running:
+                return self._lead(url, read, future, deadline)
+            page = self._outcome(url, running, deadline)
+            if page.failure != TIMED_OUT or not deadline.remaining():
+                return page
+            # Whoever read it had less time than we have.
+
+    def _lead(self, url: str, read: Callable[[], Page], future: "Future[Page]", deadline: Deadline) -> Page:
         try:
             future.set_result(read())
         except BaseException as error:
             future.set_exception(error)
             raise
         finally:
-            self._settle(url, future)
+            self._settle(url, future, deadline)
         return future.result()
 
     def _outcome(self, url: str, running: "Future[Page]", deadline: Deadline) -> Page:
@@ -6239,11 +6280,13 @@ class PageCache:
         except (TimeoutError, FutureTimeoutError):
             return failed_page(url, TIMED_OUT)
 
-    def _settle(self, url: str, future: "Future[Page]") -> None:
+    def _settle(self, url: str, future: "Future[Page]", deadline: Deadline) -> None:
         with self._lock:
             del self._under_way[url]
             if future.exception() is None:
-                self._keep(url, future.result())
+                page = future.result()
+                if page.failure != TIMED_OUT or deadline.remaining():
+                    self._keep(url, page)
 
     def _fresh(self, url: str) -> Page | None:
         expires, page = self._pages.get(url, (0.0, None))
@@ -6334,7 +6377,7 @@ class Reader:
                 continue
             try:
                 read = functools.partial(step.read, url, deadline=deadline)
-                markdown = self._telemetry.timed("scrape", step.name, read, attempts, unit="chars", url=url)
+                markdown = self._telemetry.timed("scrape", step.name, read, attempts, unit="chars", size=len, url=url)
             except (AddressNotAllowed, InvalidInput, Offline):
                 raise
             except SearchError as error:
@@ -7097,7 +7140,9 @@ class OpenAIAnswers:
         self, http: Http, question: Question, deadline: Deadline, breaker: CircuitBreaker, now: Callable[[], float]
     ) -> Answer:
         def exchange() -> Answer:
-            response = self._post(http, self.request(question, now()), deadline.sooner(self.timeout))
+            body = self.request(question, now())
+            fair = min(self.timeout, http.settings.total_timeout) / 2
+            response = in_fair_time(functools.partial(self._post, http, body), deadline.sooner(self.timeout), fair)
             return read_answer(response, question, f"{self.model}-web-search", _timestamp(now()), http.redact)
 
         try:
@@ -7814,22 +7859,32 @@ class Threads:
     Not an executor: its threads would keep the process from ending.
     """
 
-    def __init__(self, idle_seconds: float = 5.0) -> None:
+    def __init__(self, most: int, *, idle_seconds: float = 5.0) -> None:
+        self._most = most
         self._idle_seconds = idle_seconds
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0  # threads that wait, less the jobs that wait for them
+        self._busy = 0
 
     def run(self, action: Callable[[], T]) -> "Future[T]":
-        """What the action is going to return, or to raise."""
+        """What the action is going to return, or to raise. RateLimited where too many are under way already."""
         future: Future[T] = Future()
         with self._lock:
+            if self._busy >= self._most:
+                raise RateLimited("The server is still busy with earlier calls. Try again in a moment.", 1.0)
+            self._busy += 1
             self._idle -= 1
             missing = self._idle < 0
             self._idle += missing
         if missing:
             # Before the job is queued: where no thread can be started, this call fails and no other one.
-            threading.Thread(target=self._work, daemon=True, name="kindly").start()
+            try:
+                threading.Thread(target=self._work, daemon=True, name="kindly").start()
+            except BaseException:
+                with self._lock:
+                    self._busy -= 1
+                raise
         self._jobs.put(functools.partial(_settle, future, action))
         return future
 
@@ -7838,6 +7893,7 @@ class Threads:
             job()
             del job  # and with it the answer, which may be large
             with self._lock:
+                self._busy -= 1
                 self._idle += 1
 
     def _next_job(self) -> Callable[[], None] | None:
@@ -7896,7 +7952,8 @@ class Kindly:
         self.gemini = from_env(GeminiCLI, environ)
         self.rate_limit = from_env(RateLimit, environ)
         self._environ = environ
-        self._threads = Threads()
+        # What that many calls need. Those that were given up read on until their connections let go of them.
+        self._threads = Threads(settings.max_in_flight * (settings.max_concurrency + 1))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, max_response_chars: int | None = None) -> "Kindly":
@@ -7951,7 +8008,8 @@ class Kindly:
         hits = self._in_thread(searching, deadline, check_cancelled)
         found = distinct_results(hits.results)[:limit]
         progress(0, len(found), f"{hits.provider} found {len(found)}")
-        reading = deadline.sooner(deadline.remaining() - CLOSING_SECONDS)
+        closing = min(CLOSING_SECONDS, self.settings.total_timeout / 10)
+        reading = deadline.sooner(deadline.remaining() - closing)
         pages = self._read_all([result.link for result in found], reading, progress, check_cancelled)
         contents = without_copies(pages)
         results = [self._clean(dataclasses.replace(r, page_content=c)) for r, c in zip(found, contents, strict=True)]
@@ -8001,7 +8059,7 @@ class Kindly:
             telemetry=self.telemetry,
         )
         answer = self._in_thread(asking, deadline, check_cancelled)
-        data = json.loads(self.redact(json.dumps(dataclasses.asdict(answer))))
+        data = self.redact.within(dataclasses.asdict(answer))
         return AnswerReport(data, answer.markdown(), meta={"provider": self.openai.name})
 
     def gemini_search(
@@ -8032,9 +8090,10 @@ class Kindly:
                 progress=progress,
             )
         except RateLimited as error:
+            log_event(logging.WARNING, "answer skipped", engine=self.gemini.name, outcome="rate_limited")
             data = GeminiReport.failed("RATE_LIMITED", str(error)).as_dict()
         check_cancelled()
-        data = json.loads(self.redact(json.dumps(data)))
+        data = self.redact.within(data)
         text = data.get("result") or data["error"]["message"]
         return AnswerReport(data, text, failed=not data["success"], meta={"provider": self.gemini.name})
 
@@ -8047,7 +8106,7 @@ class Kindly:
         waiting, total = set(futures), len(futures)
         until = ALL_COMPLETED if progress is _no_progress else FIRST_COMPLETED
         while waiting and deadline.remaining():
-            check_cancelled()
+            _check(check_cancelled, deadline)
             done, waiting = wait(waiting, timeout=min(POLL_SECONDS, deadline.remaining()), return_when=until)
             for future in done:
                 host = host_of(links[futures.index(future)])
@@ -8071,7 +8130,7 @@ class Kindly:
         """The action's result; a name look-up that ignores its deadline does not hold up the answer."""
         future = self._threads.run(action)
         while not future.done():
-            check_cancelled()
+            _check(check_cancelled, deadline)
             if not deadline.remaining():
                 raise Timeout("The search did not finish in time.")
             wait([future], timeout=min(POLL_SECONDS, deadline.remaining()))
@@ -8107,6 +8166,15 @@ class Kindly:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _check(cancelled: Callable[[], None], deadline: Deadline) -> None:
+    """Raises if the call was cancelled; then nothing new is begun for it either."""
+    try:
+        cancelled()
+    except BaseException:
+        deadline.give_up()
+        raise
 
 
 def distinct_results(results: Sequence[SearchResult]) -> list[SearchResult]:
@@ -8235,7 +8303,9 @@ def _finite(value: Any, name: str) -> float:
         number = float(value)
         if number == number:
             return number
-    raise InvalidInput(f"{name} must be a whole number, not {value!r:.50}.")
+    # An integer of thousands of digits has no repr.
+    shown = "one that long" if isinstance(value, int) else f"{value!r:.50}"
+    raise InvalidInput(f"{name} must be a whole number, not {shown}.")
 
 
 # ----------------------------------------------------------------------------
@@ -8572,7 +8642,7 @@ def _answered(
         said = f"{error_code(error)}: {error}" if tool == "search_web" else str(error)
         sentence = plain_text(kindly.redact(said))
         # Not the sentence: it may quote the query or the address.
-        log_event("tool failed", tool=tool, outcome=error.reason.replace(" ", "_"))
+        log_event(logging.WARNING, "tool failed", tool=tool, outcome="_".join(error.reason.split()))
         return CallToolResult(content=[TextContent(type="text", text=sentence)], is_error=True)
     finally:
         if metrics:
@@ -8613,6 +8683,28 @@ Receive = Callable[[], Any]
 Send = Callable[[dict[str, Any]], Any]
 PlainReply = tuple[int, str, Mapping[str, str]]
 
+#: Bytes of a call, and seconds that it may take to arrive.
+LONGEST_CALL = 1_000_000
+ARRIVAL_SECONDS = 15.0
+
+#: What a call says that is to be answered by a stream: it wants to hear of progress, or it is one of Gemini's, which
+#: take minutes, and proxies cut silent connections.
+STREAM_MARKS = (b'"progressToken"', b'"search"')
+#: Seconds that every proxy waits for the first byte of an answer; a stream says now and then that it is alive.
+LONGEST_SILENCE = 50.0
+
+#: The text format that prometheus_client writes unless told otherwise.
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RETRY_SOON = {"Retry-After": "1"}
+TOO_LONG: PlainReply = (413, f"A call has at most {LONGEST_CALL:,} bytes.", {"Connection": "close"})
+TOO_SLOW: PlainReply = (408, "The call did not arrive in time.", {"Connection": "close"})
+NO_TOKEN: PlainReply = (401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"})
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+SCHEMES = ("http", "https")
+
+# A Host header, in which nothing may stand but a name or an address and a port.
+HOST_HEADER = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?")
+
 
 class Places:
     """The calls under way of each user, over all worker processes: each writes its own row, and reads them all."""
@@ -8651,11 +8743,6 @@ class Places:
     def all(self) -> int:
         """The calls of everybody."""
         return sum(self._counts)
-
-
-#: Bytes of a call, and seconds that it may take to arrive.
-LONGEST_CALL = 1_000_000
-ARRIVAL_SECONDS = 15.0
 
 
 class Gate:
@@ -8775,13 +8862,6 @@ class Gate:
         return "Every search provider is failing." if all(state == "open" for state in states) else ""
 
 
-#: What a call says that is to be answered by a stream: it wants to hear of progress, or it is one of Gemini's, which
-#: take minutes, and proxies cut silent connections.
-STREAM_MARKS = (b'"progressToken"', b'"search"')
-#: Seconds that every proxy waits for the first byte of an answer; a stream says now and then that it is alive.
-LONGEST_SILENCE = 50.0
-
-
 def wants_stream(body: bytes) -> bool:
     """True for a call that is answered better by a stream than in one piece."""
     return any(mark in body for mark in STREAM_MARKS)
@@ -8846,19 +8926,6 @@ def _with_lifespans_of(*apps: Any) -> Any:
             yield
 
     return Starlette(lifespan=lifespan)
-
-
-#: The text format that prometheus_client writes unless told otherwise.
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-RETRY_SOON = {"Retry-After": "1"}
-TOO_LONG: PlainReply = (413, f"A call has at most {LONGEST_CALL:,} bytes.", {"Connection": "close"})
-TOO_SLOW: PlainReply = (408, "The call did not arrive in time.", {"Connection": "close"})
-NO_TOKEN: PlainReply = (401, "A valid bearer token is needed.", {"WWW-Authenticate": "Bearer"})
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
-SCHEMES = ("http", "https")
-
-# A Host header, in which nothing may stand but a name or an address and a port.
-HOST_HEADER = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?")
 
 
 def _host_name(header: str) -> str:
@@ -8985,14 +9052,14 @@ def _impatient(seconds: float = ARRIVAL_SECONDS) -> Any:
             self._watch()
 
         def _watch(self) -> None:
-            self._watching = self.loop.call_later(seconds, self._look, self.cycle)
-
-        def _look(self, known: Any) -> None:
             busy = self.cycle is not None and not self.cycle.response_complete
-            if busy or self.cycle is not known:
-                self._watch()
-            else:
+            self._watching = self.loop.call_later(seconds, self._look, None if busy else (self.cycle,))
+
+        def _look(self, idle_since: Any) -> None:
+            if idle_since == (self.cycle,):
                 self.transport.close()
+            else:
+                self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._watching.cancel()
@@ -9351,9 +9418,9 @@ def open_kindly(*, context: str = "", log_format: str = "text") -> Kindly:
     handler.setFormatter(LogFormat(kindly.redact, log_format))
     logging.basicConfig(level=kindly.settings.log_level, handlers=[handler], force=True)
     if not kindly.settings.log_queries:
-        # At DEBUG these would log every address and whole answers.
+        # These log every address, whole answers, and whatever name a client calls.
         for name in TALKATIVE_LOGGERS:
-            logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+            logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     return kindly
 
 
@@ -9373,8 +9440,8 @@ class LogFormat(logging.Formatter):
             return self._redact(super().format(record))
         line = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
         message = record.getMessage() + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
-        parts = getattr(record, "parts", {})
-        return self._redact(json.dumps({**line, "message": message, **parts}, ensure_ascii=False))
+        # In ASCII: where stderr is not UTF-8, anything else would be escaped in a way that JSON does not know.
+        return json.dumps(self._redact.within({**line, "message": message, **getattr(record, "parts", {})}))
 
 
 def _shown_progress(kindly: Kindly) -> Progress:
@@ -9712,10 +9779,12 @@ PACKAGES = (
 
 def _provider_checks(kindly: Kindly) -> Iterator[Check]:
     configured = {provider.name for provider in kindly.router.providers}
+    enabled = {cls.name for cls in PROVIDERS if from_env(cls, os.environ).enabled}
     for cls in PROVIDERS:
         variable = next(variable.name for variable in variables(cls).values() if variable.required)
         ready = cls.name in configured
-        yield Check("good" if ready else "warn", f"{cls.label}: {'configured' if ready else f'{variable} is not set'}")
+        missing = f"{variable} is not set" if cls.name in enabled else f"switched off by {cls.name.upper()}_ENABLED"
+        yield Check("good" if ready else "warn", f"{cls.label}: {'configured' if ready else missing}")
     failures, pause = kindly.settings.circuit_failures, kindly.settings.circuit_recovery
     yield Check("good", f"circuit breakers: {failures} failures in a row leave a provider out for {pause:g} s")
     if not configured:

@@ -567,6 +567,12 @@ def test_a_failed_call_is_logged_with_its_code(caplog):
     assert line.startswith("answer failed engine=openai outcome=key_refused ms=")
 
 
+def test_openai_is_not_blamed_for_a_timeout_that_was_ours():
+    asked = Asked(response(status="in_progress"), settings=ks.Settings(circuit_failures=1))
+    assert isinstance(refused(asked, deadline=0.0), ks.OutOfTime)
+    assert asked.breakers.states()["answer", "openai"] == "closed"
+
+
 def test_each_attempt_is_logged_and_told_to_the_listeners_by_itself(caplog):
     caplog.set_level(logging.INFO, "kindly_search")
     telemetry, heard = ks.Telemetry(), []

@@ -37,6 +37,8 @@ BAD_VALUES = [
     ("KINDLY_MAX_DOWNLOAD_BYTES", "1e6", "a whole number from 1000 up"),
     ("KINDLY_MAX_RESPONSE_CHARS", "60k", "a whole number from 2000 up"),
     ("KINDLY_OFFLINE", "maybe", "true or false"),
+    ("EXA_TIMEOUT", "99999999999", "a duration such as 15s or 500ms"),
+    ("KINDLY_TOOL_TOTAL_TIMEOUT_SECONDS", "9" * 400, "a duration such as 15s or 500ms"),
     ("KINDLY_LOG_LEVEL", "chatty", "one of DEBUG, INFO, WARNING, ERROR"),
     ("KINDLY_CIRCUIT_FAILURES", "-5", "a whole number from 1 up"),
     ("KINDLY_CIRCUIT_RECOVERY_SECONDS", "0", "a duration such as 15s or 500ms"),

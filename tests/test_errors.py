@@ -1,6 +1,7 @@
 """Section 3, Errors: the policy sits on the type, and nothing that leaves holds a secret."""
 
 import json
+import logging
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -16,6 +17,7 @@ from kindly_search import (
     CircuitOpen,
     ConfigError,
     InvalidInput,
+    LogFormat,
     Offline,
     OutOfTime,
     PageFailed,
@@ -190,3 +192,24 @@ def test_a_secret_that_spans_lines_is_not_quoted():
 def test_ordinary_words_stay_in_a_quotation():
     said = "The risk-free task-list asks: desk-1 or disk_space?"
     assert Redactor().quoted(said) == said
+
+
+def test_numbers_in_a_structure_stay_numbers_whatever_the_secret() -> None:
+    redact = Redactor(["1234"])
+    data = {"said": "key 1234!", "count": 51234, "list": ["1234", 1234, None, True, 1.5], "1234": ("a", "1234")}
+    assert redact.within(data) == {
+        "said": "key [redacted]!",
+        "count": 51234,
+        "list": ["[redacted]", 1234, None, True, 1.5],
+        "[redacted]": ["a", "[redacted]"],
+    }
+
+
+def test_a_json_log_line_parses_whatever_is_in_it() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "said %s", ('"ü\n😀 1234',), None)
+    record.parts = {"chars": 51234, "outcome": 'a "quoted" ü 1234'}
+    line = LogFormat(Redactor(["1234"]), "json").format(record)
+    assert line.isascii()
+    assert json.loads(line)["chars"] == 51234
+    assert json.loads(line)["outcome"] == 'a "quoted" ü [redacted]'
+    assert json.loads(line)["message"] == 'said "ü\n😀 [redacted]'

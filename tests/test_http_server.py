@@ -907,34 +907,53 @@ def test_progress_is_no_reason_to_refuse_who_takes_no_stream(open_server, world)
 
 @pytest.fixture
 def impatient():
-    """A server whose patience is a fifth of a second, and that takes half a second to answer."""
+    """Starts a server of little patience, and with an application that takes its time."""
+    started = []
 
-    async def app(scope, receive, send):
-        await anyio.sleep(0.5)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+    def start(patience, takes):
+        async def app(scope, receive, send):
+            await anyio.sleep(takes)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
 
-    [listener] = ks._listeners("127.0.0.1", 0, 1)
-    config = uvicorn.Config(app, http=ks._impatient(0.2), lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: anyio.run(lambda: server.serve(sockets=[listener])), daemon=True)
-    thread.start()
-    yield listener.getsockname()
-    server.should_exit = True
-    thread.join(10)
+        [listener] = ks._listeners("127.0.0.1", 0, 1)
+        config = uvicorn.Config(app, http=ks._impatient(patience), lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: anyio.run(lambda: server.serve(sockets=[listener])), daemon=True)
+        thread.start()
+        started.append((server, thread))
+        return listener.getsockname()
+
+    yield start
+    for server, thread in started:
+        server.should_exit = True
+        thread.join(10)
+
+
+def ask_and_listen(connection):
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    reply = b""
+    while not reply.endswith(b"ok"):
+        piece = connection.recv(1000)
+        assert piece, "it was closed"
+        reply += piece
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
-@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"], ids=["first", "second"])
-def test_a_connection_on_which_no_whole_request_comes_is_closed(impatient, before, sent):
-    with socket.create_connection(impatient, timeout=4) as connection:
-        if before:
-            connection.sendall(before)
-            reply = b""
-            while not reply.endswith(b"ok"):
-                reply += connection.recv(1000)
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_connection_on_which_no_whole_request_comes_is_closed(impatient, calls, sent):
+    with socket.create_connection(impatient(patience=0.2, takes=0.5), timeout=4) as connection:
+        for _ in range(calls):
+            ask_and_listen(connection)
         connection.sendall(sent)
         assert connection.recv(1000) == b""
+
+
+def test_a_connection_stays_open_for_a_while_after_a_long_call(impatient):
+    with socket.create_connection(impatient(patience=1.0, takes=1.5), timeout=4) as connection:
+        ask_and_listen(connection)
+        time.sleep(0.8)  # beyond the next look, which must not hold the time of the call against it
+        ask_and_listen(connection)
 
 
 def test_sigterm_waits_as_long_as_the_longest_call_may_take():

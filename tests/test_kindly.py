@@ -26,6 +26,7 @@ from kindly_search import (
     Kindly,
     Offline,
     PageCache,
+    RateLimited,
     Reader,
     Router,
     SearchError,
@@ -769,7 +770,7 @@ def running() -> set[threading.Thread]:
 
 
 def test_a_thread_is_used_again(wait_until: Callable[..., Any]) -> None:
-    before, threads = running(), Threads(idle_seconds=5)
+    before, threads = running(), Threads(100, idle_seconds=5)
     workers = set()
     for _ in range(20):
         workers.add(threads.run(threading.current_thread).result(timeout=5))
@@ -779,14 +780,14 @@ def test_a_thread_is_used_again(wait_until: Callable[..., Any]) -> None:
 
 
 def test_jobs_at_the_same_time_never_wait_for_each_other() -> None:
-    threads, everybody = Threads(), threading.Barrier(30, timeout=5)
+    threads, everybody = Threads(100), threading.Barrier(30, timeout=5)
     for _ in range(3):
         together = [threads.run(everybody.wait) for _ in range(30)]
         assert sorted(job.result(timeout=10) for job in together) == list(range(30))
 
 
 def test_threads_that_nobody_needs_end(wait_until: Callable[..., Any]) -> None:
-    before, threads = running(), Threads(idle_seconds=0.05)
+    before, threads = running(), Threads(100, idle_seconds=0.05)
     for job in [threads.run(lambda: time.sleep(0.05)) for _ in range(10)]:
         job.result(timeout=5)
     wait_until(lambda: running() <= before)
@@ -794,7 +795,7 @@ def test_threads_that_nobody_needs_end(wait_until: Callable[..., Any]) -> None:
 
 
 def test_a_job_that_comes_while_a_thread_is_about_to_end_is_done() -> None:
-    threads = Threads(idle_seconds=0.001)
+    threads = Threads(100, idle_seconds=0.001)
     for number in range(300):
         assert threads.run(lambda number=number: number).result(timeout=5) == number  # type: ignore[misc]
         time.sleep(0.001)
@@ -804,7 +805,7 @@ def test_a_thread_that_cannot_be_started_fails_its_own_call_only(monkeypatch: py
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    threads = Threads(idle_seconds=0.01)
+    threads = Threads(100, idle_seconds=0.01)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -814,8 +815,50 @@ def test_a_thread_that_cannot_be_started_fails_its_own_call_only(monkeypatch: py
         time.sleep(0.05)  # the thread ends
 
 
+def test_no_more_jobs_than_allowed_are_under_way(wait_until: Callable[..., Any]) -> None:
+    threads, let_go = Threads(2), threading.Event()
+    running = [threads.run(let_go.wait) for _ in range(2)]
+    with pytest.raises(RateLimited, match="still busy with earlier calls"):
+        threads.run(let_go.wait)
+    let_go.set()
+    assert [future.result(5) for future in running] == [True, True]
+    wait_until(lambda: threads._busy == 0)
+    assert threads.run(lambda: "again").result(5) == "again"
+
+
+def test_a_cancelled_call_begins_nothing_new(world: World, wait_until: Callable[..., Any]) -> None:
+    held, asked = threading.Event(), threading.Semaphore(0)
+
+    def slow(request: Any) -> Any:
+        asked.release()
+        held.wait(10)
+        return 403, {}, "blocked"
+
+    world.pages.update({f"/{n}": slow for n in range(1, 11)})
+    kindly = world.kindly(KINDLY_CONTENT_CHAIN="http,tavily", KINDLY_WEB_SEARCH_MAX_CONCURRENCY="2")
+    cancelled = threading.Event()
+
+    def check() -> None:
+        if cancelled.is_set():
+            raise KeyboardInterrupt
+
+    def search() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            kindly.web_search("topics", 6, check_cancelled=check)
+
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    assert asked.acquire(timeout=5) and asked.acquire(timeout=5)
+    cancelled.set()
+    thread.join(5)
+    held.set()
+    wait_until(lambda: kindly._threads._busy == 0)
+    assert not asked.acquire(blocking=False), "a page was asked for after the call had been cancelled"
+    assert world.tavily.requests == [], "a page was paid for after the call had been cancelled"
+
+
 def test_what_a_job_raises_reaches_whoever_waits_and_the_thread_goes_on() -> None:
-    threads = Threads()
+    threads = Threads(100)
     with pytest.raises(ZeroDivisionError):
         threads.run(lambda: 1 // 0).result(timeout=5)
     assert threads.run(lambda: 2).result(timeout=5) == 2

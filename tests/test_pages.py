@@ -22,6 +22,7 @@ from kindly_search import (
     NO_BROWSER,
     NO_TEXT,
     NOT_FOUND,
+    TIMED_OUT,
     AddressGuard,
     AuthError,
     Breakers,
@@ -46,6 +47,7 @@ from kindly_search import (
     Settings,
     Step,
     Tavily,
+    Telemetry,
     Timeout,
     content_chain,
     failed_page,
@@ -1000,7 +1002,6 @@ def test_a_challenge_page_scraped_by_someone_else_is_still_one(serve: Any, text:
     ("text", "reason"),
     [
         ("You need to enable JavaScript to run this app.", NEEDS_JAVASCRIPT),
-        ("Loading…", NEEDS_JAVASCRIPT),
         ("Sign in\n\nPlease log in to continue\n\nPassword", NEEDS_LOGIN),
         ("Before you continue\n\nAccept all cookies", CONSENT_WALL),
         ("# 404 Page not found\n\nThe page you requested does not exist.", NOT_FOUND),
@@ -1012,6 +1013,26 @@ def test_what_a_scraper_brings_is_judged_as_if_we_had_read_it(serve: Any, text: 
     with pytest.raises(PageFailed, match=f"^{reason}$") as caught:
         scraper(serper_at(site)).read(URL, deadline=Deadline(5))
     assert caught.value.final == (reason == NOT_FOUND)
+
+
+def test_a_short_page_is_bought_once(serve: Any) -> None:
+    text = "# Release 1.2.1\n\nFixes a crash on start."
+    site = serve(answering({"markdown": text}))
+
+    assert scraper(serper_at(site)).read(URL, deadline=Deadline(5)) == text
+
+
+def test_a_scraper_that_is_left_out_was_not_asked(serve: Any) -> None:
+    site = serve(answering({}, 500))
+    heard: list[tuple[str, str]] = []
+    telemetry = Telemetry()
+    telemetry.listeners.append(lambda operation, attempt, ended: heard.append((attempt.by, ended)))
+    step = scraper(serper_at(site), breakers=Breakers(Settings(circuit_failures=1)))
+    reader = Reader(open_http(), [step], telemetry=telemetry)
+
+    for number in range(2):
+        reader.read(f"{URL}/{number}", deadline=Deadline(5))
+    assert heard == [("serper", "failed"), ("serper", "skipped")]
 
 
 def test_a_scraped_article_that_says_just_a_moment_is_content(serve: Any) -> None:
@@ -1227,6 +1248,35 @@ def test_what_a_broken_browser_says_is_the_reason_and_not_that_one_is_needed() -
     broken = "needs JavaScript and the browser did not start"
     steps = [Canned("http", PageFailed(NEEDS_JAVASCRIPT)), Canned("chromium", PageFailed(broken))]
     assert chain(*steps).read(URL, deadline=Deadline(5)).failure == broken
+
+
+def test_who_has_time_does_not_inherit_the_timeout_of_who_had_none() -> None:
+    cache, begun = PageCache(300), threading.Event()
+
+    def hurried() -> Page:
+        begun.set()
+        time.sleep(0.2)
+        return failed_page(URL, TIMED_OUT)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.read, URL, hurried, deadline=Deadline(0.1))
+        assert begun.wait(5)
+        second = pool.submit(cache.read, URL, lambda: Page(URL, "the page"), deadline=Deadline(30))
+        assert (first.result().failure, second.result().markdown) == (TIMED_OUT, "the page")
+    assert cache.read(URL, lambda: Page(URL, "never"), deadline=Deadline(30)).markdown == "the page"
+
+
+def test_a_timeout_for_want_of_time_is_not_remembered() -> None:
+    cache = PageCache(300)
+    assert cache.read(URL, lambda: failed_page(URL, TIMED_OUT), deadline=Deadline(0)).failure == TIMED_OUT
+    assert cache.read(URL, lambda: Page(URL, "the page"), deadline=Deadline(30)).markdown == "the page"
+
+
+@pytest.mark.parametrize(
+    "kind", ["image/x WARNING forged\tms=1", "image/x\x0bforged=1", "no type at all", "a/" + "b" * 500]
+)
+def test_a_type_that_is_none_gets_into_no_note(kind: str) -> None:
+    assert Reply(URL, 200, {"content-type": kind}, b"").content_type == ""
 
 
 def test_the_limit_of_the_cache_counts_bytes_not_characters() -> None:
