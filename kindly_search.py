@@ -2498,7 +2498,8 @@ class _Cleaner:
         self.size = self.tags = self.elements = 0
         self.stack: list[str] = []  # elements that are open
         self.last = "div"  # the tag written last
-        self.in_pre = self.in_nav = self.indents = 0
+        self.in_nav = self.indents = 0
+        self.pres: list[list[bool]] = []  # each <pre> that is open: of the spans open in it, which were kept
         self.endless: set[str] = set()  # names without an end tag in the rest of the page
         self.nodes: list[_Node] = []  # in page order
         self.metas: dict[str, str] = {}
@@ -2535,11 +2536,11 @@ class _Cleaner:
         """Takes text that stands before the tag of that name."""
         if not text.isspace():
             self.text_length += len(text.strip())
-        elif not self.in_pre and (self.last in _BLOCKS or following in _BLOCKS):
+        elif not self.pres and (self.last in _BLOCKS or following in _BLOCKS):
             return
         if self.in_nav:
             return
-        if self.in_pre:
+        if self.pres:
             # As an entity it is a blogger's indentation; as a character it belongs to the code.
             text = text.replace("&nbsp;", " ")
         if "&" in text:
@@ -2624,8 +2625,10 @@ class _Cleaner:
         if self.stack and name in _CLOSES:
             self.close_implied(name)
         kept = _kept_attributes(name, attributes) if attributes and name not in _BARE_TAGS else {}
-        if name == "span" and self.in_pre and not _CODE_SPAN.search(" ".join((*kept, *kept.values()))):
-            return
+        if name == "span" and self.pres:
+            self.pres[-1].append(bool(_CODE_SPAN.search(" ".join((*kept, *kept.values())))))
+            if not self.pres[-1][-1]:
+                return
         if name == "input" and kept.get("type", "").lower() != "checkbox":
             self.passwords += kept.get("type", "").lower() == "password"
             return
@@ -2637,7 +2640,8 @@ class _Cleaner:
         self.out.open(name, attributes, self.stack)
         if name not in _VOID:
             self.stack.append(name)
-            self.in_pre += name == "pre"
+            if name == "pre":
+                self.pres.append([])
             self.indents += name in _INDENTING
         self.elements += 1
         self.last = name
@@ -2658,7 +2662,8 @@ class _Cleaner:
         """Writes the end tags of everything above that height of the stack."""
         while len(self.stack) > height:
             name = self.stack.pop()
-            self.in_pre -= name == "pre"
+            if name == "pre":
+                self.pres.pop()
             self.indents -= name in _INDENTING
             self.last = name
             self.out.close(name)
@@ -2667,6 +2672,8 @@ class _Cleaner:
         if self.in_nav:
             self.in_nav -= name == "nav"
             return
+        if name == "span" and self.pres and not (self.pres[-1] and self.pres[-1].pop()):
+            return  # of a span that was not kept
         stack = self.stack
         for index in range(len(stack) - 1, -1, -1):
             if stack[index] == name:
@@ -2674,6 +2681,8 @@ class _Cleaner:
                 return
             # An end tag in a table cell never closes what was opened around the table.
             if stack[index] in _TABLE_PARTS and (name not in _TABLE_PARTS or stack[index] == "table"):
+                return
+            if stack[index] == "pre" and name == "span":
                 return
 
     def close(self, name: str, index: int) -> None:

@@ -204,6 +204,23 @@ PAIRS = {
         "</code></pre>",
         "```\na\n  b\n```",
     ),
+    "a highlighter's spans in a span around the code": (
+        '<span class="wrap"><pre><code><span class="k">if</span> x:\n    y()</code></pre></span>',
+        "```\nif x:\n    y()\n```",
+    ),
+    "a span in a line number": (
+        '<pre><span class="lineno"><span class="a">1</span>2</span> x\n<span class=k>y</span></pre>',
+        "```\n x\ny\n```",
+    ),
+    "a span in a line": (
+        '<pre><span class="line"><span class=k>a</span> b</span><span class="line">  c</span></pre>',
+        "```\na b\n  c\n```",
+    ),
+    "more ends of spans than spans": ("<span>a<pre>x</span>\n  y</pre></span>", "a\n\n```\nx\n  y\n```"),
+    "a span that its code closes": (
+        '<span><pre><code><span class="line">x</code></span>\n  y</pre></span>',
+        "```\nx\n  y\n```",
+    ),
     "numbers that are links": ('<pre><a href="#1" id="1">1</a>a\n<a href="#2" id="2">2</a>b</pre>', "```\na\nb\n```"),
     "lines in divisions": ("<pre><div>a</div><div>  b</div></pre>", "```\na\n  b\n```"),
     "lines in items": ('<pre class="prettyprint"><ol><li>a</li><li>  b</li></ol></pre>', "```\na\n  b\n```"),
