@@ -2245,14 +2245,13 @@ _RAW = frozenset(
 )
 #: Elements that vanish while their content stays.
 _UNWRAPPED = frozenset(
-    "font big nobr basefont wbr picture source param track embed area center blink frameset frame applet col"
-    " colgroup".split()
+    "font big nobr basefont wbr picture source param track embed area blink frameset frame applet col colgroup".split()
 )
 _VOID = frozenset("br hr img input".split())
 _HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
 _BLOCKS = _HEADINGS | frozenset(
-    "address article aside blockquote body caption dd details dialog dir div dl dt fieldset figcaption figure footer"
-    " form header hgroup hr legend li main menu nav ol p pre section summary table tbody td tfoot th thead tr"
+    "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset figcaption figure"
+    " footer form header hgroup hr legend li main menu nav ol p pre section summary table tbody td tfoot th thead tr"
     " ul".split()
 )
 _INDENTING = frozenset("ul ol menu dir blockquote".split())
@@ -2268,7 +2267,7 @@ _CLOSES: Mapping[str, frozenset[str]] = MappingProxyType(
     | {name: _ROW_GROUPS | {"tr", "td", "th", "p"} for name in _ROW_GROUPS}
 )
 #: Where the search for something to close ends: an item closes items of its own list only.
-_BARRIERS = frozenset("ul ol dl table div blockquote section article main aside menu dir form fieldset".split())
+_BARRIERS = frozenset("ul ol dl table div center blockquote section article main aside menu dir form fieldset".split())
 
 
 class _Node:
@@ -2564,6 +2563,7 @@ class _Cleaner:
         elif name in _RAW:
             return self.raw(name, match[3], match.end())
         elif name == "nav" and not self.keep_all and (self.in_nav or self.end_of("nav", match.end())):
+            self.text(" ", "")
             self.in_nav += 1
         elif not self.in_nav:
             self.start(name, match[3])
@@ -2866,7 +2866,7 @@ class _Pruner:
             seen.append(node)
             kept = [child for child in node.children if isinstance(child, str) or not unwanted(child)]
             if len(kept) < len(node.children):
-                node.children, dropped = kept, True
+                node.children, dropped = _spaced(node.children, kept), True
             # Highlighters call parts of code "comment" and "meta".
             todo += [child for child in kept if not isinstance(child, str) and child.tag not in ("pre", "code")]
         if dropped:
@@ -2920,6 +2920,17 @@ class _Pruner:
     def is_minor(self, node: _Node) -> bool:
         """Whether the page has words of its own without the node."""
         return self.root.chars - self.root.link_chars > node.chars - node.link_chars or self.root.chars > 2 * node.chars
+
+
+def _spaced(children: "Iterable[_Node | str]", kept: "Iterable[_Node | str]") -> "list[_Node | str]":
+    """The children that are kept, with a space where a block is gone: the words around it are not one."""
+    left = set(map(id, kept))
+    spaced = (child if id(child) in left else _in_place_of(child) for child in children)
+    return [child for child in spaced if child]
+
+
+def _in_place_of(gone: "_Node | str") -> str:
+    return " " if isinstance(gone, _Node) and gone.tag in _BLOCKS else ""
 
 
 def _words(label: str) -> frozenset[str]:
@@ -3185,6 +3196,9 @@ class _Note(_Block):
     __slots__ = ()
 
 
+#: What is left of a block without text: the lines around it are not one.
+_GAP = _Block("")
+
 # White space as HTML sees it, and the non-breaking space.
 _SPACES = re.compile(r"[ \t\n\r\f\xa0]+")
 # Characters nobody sees: soft hyphen, zero-width space, word joiner, byte order mark.
@@ -3256,7 +3270,7 @@ def _runs(pieces: Iterable[str]) -> list[str]:
     runs: list[str] = []
     for blocks, group in itertools.groupby(pieces, key=_is_block):
         if blocks:
-            runs.extend(group)
+            runs.extend(filter(None, group))
         elif line := _line(group):
             runs.append(line)
     return runs
@@ -3366,19 +3380,45 @@ def _is_line_number(node: _Node) -> bool:
 
 def _code_text(node: _Node) -> str:
     """Code exactly as it is shown, without line numbers, anchors and buttons."""
-    parts: list[str] = []
-    todo: list[_Node | str] = [node]
+    code = _Code()
+    todo: list[_Node | str | None] = [node]
     while todo:
         item = todo.pop()
-        if isinstance(item, str):
-            parts.append(item)
+        if item is None:
+            code.end_line()
+        elif isinstance(item, str):
+            code.add(item)
         elif item.tag == "br":
-            parts.append("\n")
+            code.add("\n")
         elif not _is_code_tool(item):
-            if item is not node and _is_code_line(item) and parts and not parts[-1].endswith("\n"):
-                parts.append("\n")
+            if item is not node and _is_code_line(item):
+                code.start_line()
+            if item.tag in _LINE_TAGS:
+                todo.append(None)
             todo.extend(reversed(item.children))
-    return "".join(parts)
+    return "".join(code.parts)
+
+
+class _Code:
+    """Code as it is put together, part by part."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.ended = False  # the line is over, and nothing has said so yet
+
+    def add(self, text: str) -> None:
+        if self.ended and (not text.isspace() or "\n" in text):
+            if not text.startswith("\n"):
+                self.parts.append("\n")
+            self.ended = False
+        self.parts.append(text)
+
+    def start_line(self) -> None:
+        if self.parts and not self.parts[-1].endswith("\n"):
+            self.add("\n")
+
+    def end_line(self) -> None:
+        self.ended = bool(self.parts) and not self.parts[-1].endswith("\n")
 
 
 def _is_code_tool(node: _Node) -> bool:
@@ -3464,8 +3504,10 @@ class _Renderer:
         for child in node.children:
             if isinstance(child, str):
                 pieces.append(_plain(child))
-            else:
+            elif child.pieces:
                 pieces.extend(child.pieces)
+            elif child.tag in _BLOCKS:
+                pieces.append(_GAP if node.tag in _BLOCKS else " ")
         converter = _special_converter(node) or _CONVERTERS.get(node.tag)
         if converter:
             pieces = converter(self, node, pieces)
@@ -3498,7 +3540,7 @@ class _Renderer:
 
     def button(self, node: _Node, pieces: list[str]) -> list[str]:
         # Accordions put the question of a FAQ into a button inside a heading.
-        return pieces if node.parent and node.parent.tag in _HEADINGS else []
+        return pieces if node.parent and node.parent.tag in _HEADINGS else [" "]
 
     def line_break(self, node: _Node, pieces: list[str]) -> list[str]:
         return ["\n"]

@@ -46,6 +46,11 @@ PAIRS = {
     "white space": ("<p>  a \n\t b  </p>", "a b"),
     "a comment between words": ("<p>Count:<!-- --> <b>5</b><!-- --> <i>x</i></p>", "Count: **5** *x*"),
     "white space in a tag that is dropped": ("<div>a<font> </font>b</div>", "a b"),
+    "an empty block between words": ('a<div style="clear:both"></div>b<ul></ul>c', "a\n\nb\n\nc"),
+    "an empty block in a line": ("<div><b>a<span><div></div></span>b</b></div>", "**a b**"),
+    "a hidden block between words": ("<div>a<div hidden>x</div>b<i hidden>y</i>c</div>", "a bc"),
+    "a button between words": ("<p>a<button>x</button>b</p>", "a b"),
+    "centred words": ("a<center>b</center>c", "a\n\nb\n\nc"),
     "a line break": ("<p>a<br>b<br/> c</p>", "a  \nb  \nc"),
     "a rule": ("<p>a</p><hr><p>b</p>", "a\n\n---\n\nb"),
     # inline
@@ -223,6 +228,12 @@ PAIRS = {
     ),
     "numbers that are links": ('<pre><a href="#1" id="1">1</a>a\n<a href="#2" id="2">2</a>b</pre>', "```\na\nb\n```"),
     "lines in divisions": ("<pre><div>a</div><div>  b</div></pre>", "```\na\n  b\n```"),
+    "a title in a code block": (
+        '<pre><div class="title">app.py</div><code>import os\nx</code></pre>',
+        "```\napp.py\nimport os\nx\n```",
+    ),
+    "a division between lines": ("<pre>x<div>a</div>b<p>c</p>\n\n  <b>d</b></pre>", "```\nx\na\nb\nc\n\n  d\n```"),
+    "white space after a division": ("<pre><div>a</div> <b>b</b></pre>", "```\na \nb\n```"),
     "lines in items": ('<pre class="prettyprint"><ol><li>a</li><li>  b</li></ol></pre>', "```\na\n  b\n```"),
     "a table in a code block": (
         '<pre><code class="hljs"><table class="hljs-ln"><tr><td class="hljs-ln-numbers">'
@@ -677,6 +688,14 @@ def test_a_very_short_page_is_its_text(text: str, parser: str) -> None:
 )
 def test_a_page_with_text_never_gives_nothing(page: str, parser: str) -> None:
     assert "Only" in html_to_markdown(page, PAGE)
+
+
+@pytest.mark.parametrize("junk", ["<div class=ad>Buy</div>", "<nav>Menu</nav>", "<aside><p>Read on</p></aside>"])
+def test_what_is_dropped_does_not_glue_the_words_around_it(junk: str, parser: str) -> None:
+    assert html_to_markdown(f"<div>{PROSE} The end{junk}starts again. {PROSE}</div>") in (
+        f"{PROSE} The end starts again. {PROSE}",
+        f"{PROSE} The end\n\nstarts again. {PROSE}",
+    )
 
 
 def test_hidden_text_that_is_the_page_is_kept() -> None:
