@@ -2543,7 +2543,7 @@ class _Cleaner:
             # As an entity it is a blogger's indentation; as a character it belongs to the code.
             text = text.replace("&nbsp;", " ")
         if "&" in text:
-            text = unescaped(text)
+            text = unescaped(text).replace("\r\n", "\n").replace("\r", "\n")
         self.write(text)
 
     def write(self, text: str) -> None:
@@ -2629,6 +2629,8 @@ class _Cleaner:
             self.pres[-1].append(bool(_CODE_SPAN.search(" ".join((*kept, *kept.values())))))
             if not self.pres[-1][-1]:
                 return
+        if name == "a" and "name" in attributes.lower() and not kept.keys() - {"id"}:
+            return  # a place to link to; many are never closed
         if name == "input" and kept.get("type", "").lower() != "checkbox":
             self.passwords += kept.get("type", "").lower() == "password"
             return
@@ -2656,7 +2658,8 @@ class _Cleaner:
                 lowest = index
             elif stack[index] in _BARRIERS:
                 break
-        self.close_down_to(lowest)
+        if lowest < len(stack):
+            self.close(stack[lowest], lowest)
 
     def close_down_to(self, height: int) -> None:
         """Writes the end tags of everything above that height of the stack."""
@@ -2674,16 +2677,26 @@ class _Cleaner:
             return
         if name == "span" and self.pres and not (self.pres[-1] and self.pres[-1].pop()):
             return  # of a span that was not kept
+        index = self.open_index(name)
+        if index is not None:
+            self.close(name, index)
+        elif name == "br":
+            self.start("br", "")
+        elif name == "p" and self.last not in _BLOCKS:
+            self.element("p", "", {})
+
+    def open_index(self, name: str) -> int | None:
+        """Where on the stack the element is that an end tag of that name closes."""
         stack = self.stack
         for index in range(len(stack) - 1, -1, -1):
             if stack[index] == name:
-                self.close(name, index)
-                return
+                return index
             # An end tag in a table cell never closes what was opened around the table.
             if stack[index] in _TABLE_PARTS and (name not in _TABLE_PARTS or stack[index] == "table"):
-                return
+                break
             if stack[index] == "pre" and name == "span":
-                return
+                break
+        return None
 
     def close(self, name: str, index: int) -> None:
         if name in _FORMATTING and not _BLOCKS.isdisjoint(self.stack[index:]):

@@ -51,6 +51,13 @@ PAIRS = {
     "a hidden block between words": ("<div>a<div hidden>x</div>b<i hidden>y</i>c</div>", "a bc"),
     "a button between words": ("<p>a<button>x</button>b</p>", "a b"),
     "centred words": ("a<center>b</center>c", "a\n\nb\n\nc"),
+    "the end of a line break": ("a</br>b<pre>c</br>d</pre>", "a  \nb\n\n```\nc\nd\n```"),
+    "the end of a paragraph nobody opened": ("a</p>b <b>c</b></p>d", "a\n\nb **c**\n\nd"),
+    "the end of a paragraph in a cell": (
+        "<table><tr><td>a</p>b<td>c</p></tr></p></table>",
+        "|  |  |\n| --- | --- |\n| a<br>b | c |",
+    ),
+    "the end of a paragraph in code": ("<pre>a</p>b</pre>", "```\na\nb\n```"),
     "a line break": ("<p>a<br>b<br/> c</p>", "a  \nb  \nc"),
     "a rule": ("<p>a</p><hr><p>b</p>", "a\n\n---\n\nb"),
     # inline
@@ -69,6 +76,7 @@ PAIRS = {
     ),
     "an abbreviation that says nothing new": ('<p><abbr title="who">WHO</abbr></p>', "WHO"),
     "entities": ("<p>caf&eacute; &#x1F600; &lt; 5 &copy;</p>", "café 😀 < 5 ©"),
+    "carriage returns": ("a&#13;b<pre>c&#13;\nd&#xD;&#10;e&#xdf&#13f</pre>", "a b\n\n```\nc\nd\neß\nf\n```"),
     "a non-breaking space": ("<p>a&nbsp;b\u00a0c</p>", "a b c"),
     "unseen characters": ("<p>hy\u00adphen\u200b</p>", "hyphen"),
     "hidden elements": ('<p>a<span hidden>x</span><i style="display: none">y</i><b aria-hidden="true">z</b></p>', "a"),
@@ -269,6 +277,26 @@ PAIRS = {
     "white space in a link": ('<p>a<a href="/x"> b </a>c</p>', "a [b](https://example.org/x) c"),
     "a link around a card": ('<a href="/x"><h3>T</h3><p>d</p></a>', "### [T](https://example.org/x)\n\nd"),
     "a link to nothing": ('<p>a<a href="/x"></a></p>', "a"),
+    "an anchor nobody closed, before code": (
+        "<a name=foo><pre>int <a href=T.html>T</a> x;\n  y</pre>",
+        "```\nint T x;\n  y\n```",
+    ),
+    "an anchor nobody closed, before a heading": (
+        "<A NAME=foo><h2>Title <a href=/y>link</a> rest</h2>",
+        "## Title [link](https://example.org/y) rest",
+    ),
+    "an anchor nobody closed, before a paragraph": (
+        "<a name=foo id=foo><p>See <a href=/y>foo</a> for more.</p>",
+        "See [foo](https://example.org/y) for more.",
+    ),
+    "a link nobody closed, before code": (
+        "<a href=/x><pre>int <a href=/y>T</a> x;\n  y</pre>",
+        "```\nint T x;\n  y\n```",
+    ),
+    "a link nobody closed, before another": (
+        "<p><a href=/x>a <b><a href=/y>b</a></b></p>",
+        "[a](https://example.org/x) [b](https://example.org/y)",
+    ),
     "an image": ('<p><img src="a.png" alt="A plan"></p>', "![A plan](https://example.org/docs/a.png)"),
     "a lazy image": (
         '<p><img src="data:image/gif;base64,R0" data-src="/a.png" alt="A plan"></p>',
