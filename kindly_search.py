@@ -2240,12 +2240,17 @@ _KEPT_ATTRIBUTES = frozenset(
 _BARE_TAGS = frozenset("br tbody thead tr".split())  # their attributes say nothing
 #: Elements whose content is no markup, or none that anybody reads.
 _RAW = frozenset(
-    "script style svg noscript template iframe textarea title select video audio canvas map xmp noembed noframes"
+    "script style svg noscript template iframe textarea title select video audio canvas xmp noembed noframes"
     " object".split()
 )
+#: Those of them whose content is markup: they stand in each other, and some authors close them with a slash.
+_RAW_MARKUP = frozenset("svg video audio canvas object template select".split())
+#: Those that count when nothing is to be dropped.
+_RAW_FALLBACKS = frozenset("noscript noframes template object".split())
 #: Elements that vanish while their content stays.
 _UNWRAPPED = frozenset(
-    "font big nobr basefont wbr picture source param track embed area blink frameset frame applet col colgroup".split()
+    "font big nobr basefont wbr picture source param track embed area map blink frameset frame applet col"
+    " colgroup".split()
 )
 _VOID = frozenset("br hr img input".split())
 _HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
@@ -2499,7 +2504,7 @@ class _Cleaner:
         self.last = "div"  # the tag written last
         self.in_nav = self.indents = 0
         self.pres: list[list[bool]] = []  # each <pre> that is open: of the spans open in it, which were kept
-        self.endless: set[str] = set()  # names without an end tag in the rest of the page
+        self.endless: set[str] = set()  # names without an end tag in the rest of the page, or with too few
         self.nodes: list[_Node] = []  # in page order
         self.metas: dict[str, str] = {}
         self.json_ld: list[str] = []
@@ -2578,15 +2583,35 @@ class _Cleaner:
             self.endless.add(name)
         return match
 
+    def outer_end_of(self, name: str, position: int) -> "re.Match[str] | None":
+        """The end tag of an element that may hold others of its name; if too few end, the outermost has none."""
+        depth = 1
+        for match in re.compile(rf"<(/?){name}(?=[\s/>])([^>]*)>?", re.I).finditer(self.source, position):
+            if match[1]:
+                depth -= 1
+            elif not _is_self_closed(match[2]):
+                depth += 1
+                if name in self.endless:
+                    return None
+            if not depth:
+                return match
+        self.endless.add(name)
+        return None
+
     def raw(self, name: str, attributes: str, position: int) -> int:
         """Takes an element that is not markup; gives the position behind it."""
-        end = self.end_of(name, position)
+        if self.keep_all and name in _RAW_FALLBACKS:
+            return position
+        if name in _RAW_MARKUP:
+            end = None if _is_self_closed(attributes) else self.outer_end_of(name, position)
+        else:
+            end = self.end_of(name, position)
         if end is None:
             # For these two browsers swallow the rest of the page as well.
             return len(self.source) if name in ("script", "style") else position
         if name in _RAW_READERS:
             _RAW_READERS[name](self, attributes.lower(), self.source[position : end.start()])
-        return position if self.keep_all and name in ("noscript", "noframes", "template", "object") else end.end()
+        return end.end()
 
     def read_script(self, attributes: str, content: str) -> None:
         if "ld+json" in attributes:
@@ -2637,6 +2662,8 @@ class _Cleaner:
         if name == "tr" and self.stack and self.stack[-1] == "table":
             self.open("tbody", {})
         self.open(name, kept)
+        if name in _MATHML_TAGS and _is_self_closed(attributes) and "math" in self.stack:
+            self.close_down_to(len(self.stack) - 1)
 
     def open(self, name: str, attributes: Mapping[str, str]) -> None:
         self.out.open(name, attributes, self.stack)
@@ -2760,6 +2787,14 @@ def _kept_attributes(name: str, attributes: str) -> dict[str, str]:
 def _attribute_pairs(text: str) -> Iterator[tuple[str, str]]:
     for key, double, single, bare in _ATTRIBUTE.findall(text, 0, MAX_TAG_CHARS):
         yield key.lower(), double or single or bare
+
+
+# The slash at the end of a bare value: it belongs to the value.
+_SLASH_OF_VALUE = re.compile(r"""=\s*[^\s"'=]*/\Z""")
+
+
+def _is_self_closed(attributes: str) -> bool:
+    return attributes.endswith("/") and not _SLASH_OF_VALUE.search(attributes[-MAX_TAG_CHARS:])
 
 
 # A character reference in an attribute; without its semicolon, one before "=" or a letter is part of an address.

@@ -78,6 +78,11 @@ PAIRS = {
     "entities": ("<p>caf&eacute; &#x1F600; &lt; 5 &copy;</p>", "café 😀 < 5 ©"),
     "carriage returns": ("a&#13;b<pre>c&#13;\nd&#xD;&#10;e&#xdf&#13f</pre>", "a b\n\n```\nc\nd\neß\nf\n```"),
     "a non-breaking space": ("<p>a&nbsp;b\u00a0c</p>", "a b c"),
+    "pictures drawn in the page": (
+        "<p>a<svg><svg><path/></svg><text>x</text></svg> b<svg class=i /> c<svg><svg/>x</svg> d</p>",
+        "a b c d",
+    ),
+    "words on a map": ("<p>a <map name=m><area href=/x>b</map> c</p>", "a b c"),
     "unseen characters": ("<p>hy\u00adphen\u200b</p>", "hyphen"),
     "hidden elements": ('<p>a<span hidden>x</span><i style="display: none">y</i><b aria-hidden="true">z</b></p>', "a"),
     "text for screen readers": ('<p>a<span class="sr-only">x</span></p>', "a"),
@@ -333,6 +338,10 @@ PAIRS = {
         "$x^2$",
     ),
     "MathML alone": ("<p><math><msup><mi>x</mi><mn>2</mn></msup><mo>+</mo><mi>y</mi></math></p>", "$x^{2}+y$"),
+    "MathML with nothing in it": (
+        "<p><math/>a <math><msubsup><mi>x</mi><mrow/><mn>2</mn></msubsup><mspace width='1em' /></math></p>",
+        "a $x_{}^{2}$",
+    ),
     "TeX in the text": (r"<p>a \(x_1 * y_1\) b</p>", "a $x_1 * y_1$ b"),
     "TeX in a class": (r'<div class="math notranslate">\[x^2\]</div>', "$$\nx^2\n$$"),
     # the rest
@@ -726,6 +735,27 @@ def test_what_is_dropped_does_not_glue_the_words_around_it(junk: str, parser: st
     )
 
 
+@pytest.mark.parametrize("tag", ["svg", "video", "audio", "canvas", "object", "map"])
+@pytest.mark.parametrize("start", ["<{} class=i />", "<{}/>", "<{} class=i>", '<{} src="a=b"/>'])
+def test_an_element_that_holds_no_text_does_not_swallow_the_text_behind_it(tag: str, start: str, parser: str) -> None:
+    page = f"<p>Intro {start.format(tag)}</p><p>{PROSE}</p><{tag}>x</{tag}><p>The end.</p>"
+    assert_holds(html_to_markdown(page), "Intro", PROSE, "The end.")
+
+
+def test_one_picture_nobody_closed_does_not_bring_the_text_of_others_in(parser: str) -> None:
+    page = f"<p>Intro <svg class=i></p><p>{PROSE}</p>" + "<svg><text>x</text></svg>" * 2 + "<p>The end.</p>"
+    assert html_to_markdown(page) == f"Intro\n\n{PROSE}\n\nThe end."
+
+
+def test_a_slash_in_an_address_closes_nothing() -> None:
+    assert html_to_markdown(f"<p>{PROSE}</p><video src=/a/>No video</video>") == PROSE
+
+
+def test_a_template_ends_where_its_own_end_tag_stands(parser: str) -> None:
+    page = f"<template><p>a<template>b</template>{{x}}</p></template><p>{PROSE}</p>"
+    assert html_to_markdown(page) == PROSE
+
+
 def test_hidden_text_that_is_the_page_is_kept() -> None:
     page = f'<body style="visibility:hidden"><div style="display:none" id="app"><p>{PROSE}</p></div></body>'
     assert html_to_markdown(page) == PROSE
@@ -814,6 +844,9 @@ ATTACKS = {
     "backslashes": "<p>text" + "\\(" * MANY,
     "white space": "<p>text" + " \n" * 2_000_000,
     "wide cells": "<table>" + "<tr><td colspan=50 rowspan=50>text" * 5_000,
+    "pictures in pictures": "text" + "<svg><svg></svg>text" * MANY,
+    "slashes": "text" + "<video x" + "=" * 90_000 + " />" + "<svg a=/ b />" * MANY,
+    "scripts that are missing": "<noscript>" * MANY + "text</noscript>",
     "menus without an end": "text" + "<nav><nav></nav>" * MANY,
     "deep JSON": '<script type="application/ld+json">' + "[" * MANY + "</script><p>text</p>",
 }
