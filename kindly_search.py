@@ -53,6 +53,7 @@ import tempfile
 import threading
 import time
 import unicodedata
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -2105,6 +2106,10 @@ MAX_TAG_CHARS = 100_000
 MAX_DEPTH = 150
 #: Lists and quotations in each other; every level indents all that is in it once more.
 MAX_INDENTS = 15
+#: Columns up to which a table is filled with empty cells: one wide row would make all others as wide.
+MAX_FILLED_COLUMNS = 100
+#: Characters of a class in which the language of code is looked for, for each block anew.
+MAX_CLASS_CHARS = 2_000
 #: Parse errors after which a page is taken for an attack on the parser and read as plain text.
 MAX_PARSE_ERRORS = 20_000
 
@@ -2199,7 +2204,7 @@ _THREAD_WORDS = frozenset("forum thread topic discourse phpbb vbulletin discussi
 def _kind_of(url: str, page: "_Cleaner", facts: "_Facts") -> str:
     """What sort of page it is: "thread", "technical", "article" or "" if nothing tells."""
     said_forum = any("DiscussionForumPosting" in text or "QAPage" in text for text in page.json_ld)
-    if said_forum or _THREAD_URL.search(url) or not _words(page.frame_classes).isdisjoint(_THREAD_WORDS):
+    if said_forum or _THREAD_URL.search(url) or not _words(" ".join(page.frame_classes)).isdisjoint(_THREAD_WORDS):
         return "thread"
     if any(node.tag in ("pre", "code", "samp") or "fragment" in node.classes() for node in page.nodes):
         return "technical"
@@ -2508,7 +2513,8 @@ class _Cleaner:
         self.nodes: list[_Node] = []  # in page order
         self.metas: dict[str, str] = {}
         self.json_ld: list[str] = []
-        self.title = self.base = self.canonical = self.lang = self.noscript = self.frame_classes = ""
+        self.title = self.base = self.canonical = self.lang = self.noscript = ""
+        self.frame_classes: list[str] = []
         self.text_length = self.scripts = self.passwords = 0
 
     def run(self) -> "_Cleaner":
@@ -2748,7 +2754,7 @@ class _Cleaner:
 
     def read_frame(self, attributes: Mapping[str, str]) -> None:
         self.lang = self.lang or attributes.get("lang", "")
-        self.frame_classes += " " + attributes.get("class", "")
+        self.frame_classes.append(attributes.get("class", ""))
 
 
 _RAW_READERS: Mapping[str, Callable[[_Cleaner, str, str], None]] = MappingProxyType(
@@ -3148,14 +3154,14 @@ _REFRESH = re.compile(r"url\s*=\s*['\"]?([^'\"\s;]+)", re.I)
 def _json_ld_things(scripts: Iterable[str]) -> list[dict[str, Any]]:
     """Every object in the page's JSON-LD, outermost first."""
     things: list[dict[str, Any]] = []
-    todo: list[Any] = []
+    todo: deque[Any] = deque()
     for script in scripts:
         try:
             todo.append(json.loads(script, strict=False))
         except (ValueError, RecursionError):
             continue
     while todo and len(things) < 500:
-        value = todo.pop(0)
+        value = todo.popleft()
         if isinstance(value, dict):
             things.append(value)
             todo.extend(inner for inner in value.values() if isinstance(inner, (dict, list)))
@@ -3396,7 +3402,7 @@ def _language(node: _Node) -> str:
 
 
 def _stated_language(node: _Node) -> str:
-    classes = f"{node.get('class')} {node.get('data-syntaxhighlighter-params')}".strip()
+    classes = f"{node.get('class')} {node.get('data-syntaxhighlighter-params')}".strip()[:MAX_CLASS_CHARS]
     words = [node.get("data-lang"), node.get("data-language"), *_LANGUAGE.findall(classes)]
     if node.tag in ("pre", "code") or _BESIDE.search(classes):
         words += [word for word in classes.split() if word.lower() in _BARE_LANGUAGES]
@@ -3912,7 +3918,7 @@ def _grid(rows: list[_Node]) -> str:
     width = max(map(len, grid))
     header = grid.pop(0) if _is_header(rows[0], grid[0]) else []
     lines = [_grid_line(header, width), "|" + " --- |" * width]
-    return "\n".join(lines + [_grid_line(cells, width) for cells in grid])
+    return "\n".join(lines + [_grid_line(cells, min(width, MAX_FILLED_COLUMNS)) for cells in grid])
 
 
 def _is_header(row: _Node, cells: list[str]) -> bool:
@@ -3928,7 +3934,7 @@ def _grid_row(row: _Node, hanging: dict[int, tuple[int, str]]) -> list[str]:
         _fill_from_above(cells, above, hanging)
         text = _flat(cell.pieces, "<br>").replace("|", r"\|")
         down = _span(cell, "rowspan")
-        for _ in range(_span(cell, "colspan")):
+        for _ in range(max(1, min(_span(cell, "colspan"), MAX_FILLED_COLUMNS - len(cells)))):
             if down > 1:
                 hanging[len(cells)] = (down - 1, text)
             cells.append(text)

@@ -847,6 +847,10 @@ ATTACKS = {
     "pictures in pictures": "text" + "<svg><svg></svg>text" * MANY,
     "slashes": "text" + "<video x" + "=" * 90_000 + " />" + "<svg a=/ b />" * MANY,
     "scripts that are missing": "<noscript>" * MANY + "text</noscript>",
+    "wide rows above many": "<table><tr>" + "<td colspan=50>text" * 20_000 + "<tr><td>x<td>y" * 10_000 + "</table>",
+    "long classes": ('<div class="' + "a " * 49_000 + '">' + "<pre>text</pre>" * 70 + "</div>") * 40,
+    "bodies": f"<body class={'a' * 60}>" * MANY + "<p>text</p>",
+    "wide JSON": f"<script type='application/ld+json'>{[[[[]] * 100] * 100] * 100}</script><p>text</p>",
     "menus without an end": "text" + "<nav><nav></nav>" * MANY,
     "deep JSON": '<script type="application/ld+json">' + "[" * MANY + "</script><p>text</p>",
 }
@@ -858,6 +862,14 @@ def test_hostile_pages_take_bounded_time(page: str, parser: str) -> None:
     markdown = html_to_markdown(page, PAGE)
     assert time.process_time() - start < 15
     assert "te" in markdown
+
+
+def test_a_wide_row_does_not_make_all_the_others_wide() -> None:
+    rows = 500
+    page = "<table><tr>" + "<td colspan=50>x" * rows + "<tr><td>x<td>y" * rows + "</table>"
+    markdown = html_to_markdown(page)
+    assert len(markdown) < 20 * len(page)
+    assert markdown.count("| x | y |") == rows
 
 
 @pytest.mark.parametrize("html", ["<table><tr><td>a<td>b</table>" + PAIRS["nested lists"][0], "<b>a<p>b</b>c</p>"])
