@@ -2104,6 +2104,9 @@ MAX_ELEMENTS = 60_000
 MAX_TAG_CHARS = 100_000
 #: Nesting that is kept: html5lib needs quadratic time in the depth.
 MAX_DEPTH = 150
+#: The same for elements in a line, and for blocks other than _SHAPES: many are never closed.
+MAX_INLINE_DEPTH = 100
+MAX_BLOCK_DEPTH = 140
 #: Lists and quotations in each other; every level indents all that is in it once more.
 MAX_INDENTS = 15
 #: Columns up to which a table is filled with empty cells: one wide row would make all others as wide.
@@ -2264,6 +2267,8 @@ _BLOCKS = _HEADINGS | frozenset(
     " footer form header hgroup hr legend li main menu nav ol p pre section summary table tbody td tfoot th thead tr"
     " ul".split()
 )
+#: Blocks that are worth it however deep they stand.
+_SHAPES = _HEADINGS | {"p", "pre"}
 _INDENTING = frozenset("ul ol menu dir blockquote".split())
 _FORMATTING = frozenset("a b code em i s small strike strong tt u".split())
 _TABLE_PARTS = frozenset("table caption thead tbody tfoot tr td th".split())
@@ -2271,7 +2276,12 @@ _ROW_GROUPS = frozenset("thead tbody tfoot".split())
 #: What the start of an element closes although nobody wrote the end tag.
 _CLOSES: Mapping[str, frozenset[str]] = MappingProxyType(
     {name: frozenset({"p"}) for name in _BLOCKS}
-    | {"a": frozenset({"a"}), "li": frozenset({"li", "p"}), "tr": frozenset({"tr", "td", "th", "p"})}
+    | {
+        "a": frozenset({"a"}),
+        "main": frozenset({"nav", "p"}),
+        "li": frozenset({"li", "p"}),
+        "tr": frozenset({"tr", "td", "th", "p"}),
+    }
     | {name: frozenset({"dt", "dd", "p"}) for name in ("dt", "dd")}
     | {name: frozenset({"td", "th", "p"}) for name in ("td", "th")}
     | {name: _ROW_GROUPS | {"tr", "td", "th", "p"} for name in _ROW_GROUPS}
@@ -2481,12 +2491,20 @@ def _take_apart(nodes: Iterable[_Node]) -> None:
 
 def _cleaned(html: str, *, keep_all: bool = False) -> "_Cleaner":
     """A page, cleaned and grown into a tree."""
+    page = _grown(html, keep_all=keep_all)
+    if page.in_nav:  # a menu without an end is not all the rest of the page
+        _take_apart(page.nodes)
+        page = _grown(html, keep_all=keep_all, menus=True)
+    return page
+
+
+def _grown(html: str, *, keep_all: bool, menus: bool = False) -> "_Cleaner":
     tree = _Tree()
     try:
-        return _Cleaner(html, tree, keep_all=keep_all).run()
+        return _Cleaner(html, tree, keep_all=keep_all, menus=menus).run()
     except _Soup:
         _take_apart(tree.nodes)
-        return _Cleaner(html, _Markup(), keep_all=keep_all).run()
+        return _Cleaner(html, _Markup(), keep_all=keep_all, menus=menus).run()
 
 
 class _Cleaner:
@@ -2496,7 +2514,7 @@ class _Cleaner:
     that it needs no parser: html5lib would spend a microsecond on every character of it.
     """
 
-    def __init__(self, html: str, out: _Tree | _Markup, *, keep_all: bool = False) -> None:
+    def __init__(self, html: str, out: _Tree | _Markup, *, keep_all: bool = False, menus: bool = False) -> None:
         html = html[:MAX_PAGE_CHARS].replace("\r\n", "\n").replace("\r", "\n")
         for stand_in in (*_STAND_INS.values(), _NEWLINE):
             html = html.replace(stand_in, "")
@@ -2504,6 +2522,7 @@ class _Cleaner:
         self.source = html.translate(_FORBIDDEN_ASCII) if html.isascii() else _FORBIDDEN.sub("", html)
         self.out = out
         self.keep_all = keep_all
+        self.menus = menus or keep_all  # whether they are read, too
         self.size = self.tags = self.elements = 0
         self.stack: list[str] = []  # elements that are open
         self.last = "div"  # the tag written last
@@ -2573,7 +2592,7 @@ class _Cleaner:
             self.end(name)
         elif name in _RAW:
             return self.raw(name, match[3], match.end())
-        elif name == "nav" and not self.keep_all and (self.in_nav or self.end_of("nav", match.end())):
+        elif name == "nav" and not self.menus:
             self.text(" ", "")
             self.in_nav += 1
         elif not self.in_nav:
@@ -2651,25 +2670,50 @@ class _Cleaner:
         if name in _FRAME_READERS:
             _FRAME_READERS[name](self, dict(_attribute_pairs(attributes)))
             return
-        if name in _UNWRAPPED or len(self.stack) >= MAX_DEPTH or (self.indents >= MAX_INDENTS and name in _INDENTING):
+        if name in _UNWRAPPED:
             return
-        if self.stack and name in _CLOSES:
-            self.close_implied(name)
         kept = _kept_attributes(name, attributes) if attributes and name not in _BARE_TAGS else {}
-        if name == "span" and self.pres:
-            self.pres[-1].append(bool(_CODE_SPAN.search(" ".join((*kept, *kept.values())))))
-            if not self.pres[-1][-1]:
-                return
-        if name == "a" and "name" in attributes.lower() and not kept.keys() - {"id"}:
-            return  # a place to link to; many are never closed
-        if name == "input" and kept.get("type", "").lower() != "checkbox":
-            self.passwords += kept.get("type", "").lower() == "password"
-            return
-        if name == "tr" and self.stack and self.stack[-1] == "table":
-            self.open("tbody", {})
-        self.open(name, kept)
-        if name in _MATHML_TAGS and _is_self_closed(attributes) and "math" in self.stack:
-            self.close_down_to(len(self.stack) - 1)
+        is_kept = name not in _KEEPERS or _KEEPERS[name](self, attributes, kept)
+        if is_kept and self.stack and name in _CLOSES:
+            self.close_implied(name)
+        if len(self.stack) >= MAX_INLINE_DEPTH or self.indents >= MAX_INDENTS:
+            is_kept = is_kept and not self.is_too_deep(name)
+        if self.pres and name == "span":
+            self.pres[-1].append(is_kept)
+        if is_kept:
+            if name == "tr" and self.stack[-1] == "table":
+                self.open("tbody", {})
+            self.open(name, kept)
+            if attributes.endswith("/") and name in _MATHML_TAGS and self.is_empty_math(attributes):
+                self.close_down_to(len(self.stack) - 1)
+        elif name in _BLOCKS:
+            self.text(" ", "")  # the words before and behind its tag are not one
+
+    def is_empty_math(self, attributes: str) -> bool:
+        return "math" in self.stack and _is_self_closed(attributes)
+
+    def keeps_span(self, attributes: str, kept: Mapping[str, str]) -> bool:
+        return not self.pres or bool(_CODE_SPAN.search(" ".join((*kept, *kept.values()))))
+
+    def keeps_link(self, attributes: str, kept: Mapping[str, str]) -> bool:
+        """Not if it is only a place to link to; many of these are never closed."""
+        return bool(kept.keys() - {"id"}) or "name" not in attributes.lower()
+
+    def keeps_input(self, attributes: str, kept: Mapping[str, str]) -> bool:
+        kind = kept.get("type", "").lower()
+        self.passwords += kind == "password"
+        return kind == "checkbox"
+
+    def keeps_table_part(self, attributes: str, kept: Mapping[str, str]) -> bool:
+        return "table" in self.stack
+
+    def is_too_deep(self, name: str) -> bool:
+        """Whether an element would stand too deep; what gives a page its shape may stand deepest."""
+        if name in _INDENTING and self.indents >= MAX_INDENTS:
+            return True
+        if name in _BLOCKS:
+            return len(self.stack) >= (MAX_DEPTH if name in _SHAPES else MAX_BLOCK_DEPTH)
+        return len(self.stack) >= MAX_INLINE_DEPTH
 
     def open(self, name: str, attributes: Mapping[str, str]) -> None:
         self.out.open(name, attributes, self.stack)
@@ -2686,7 +2730,7 @@ class _Cleaner:
         if closes.isdisjoint(stack):
             return
         lowest = len(stack)
-        for index in range(len(stack) - 1, max(-1, len(stack) - 12), -1):
+        for index in range(len(stack) - 1, -1, -1):
             if stack[index] in closes:
                 lowest = index
             elif stack[index] in _BARRIERS:
@@ -2705,8 +2749,12 @@ class _Cleaner:
             self.out.close(name)
 
     def end(self, name: str) -> None:
+        stack = self.stack
         if self.in_nav:
             self.in_nav -= name == "nav"
+            return
+        if stack and stack[-1] == name and not self.pres:
+            self.close_down_to(len(stack) - 1)
             return
         if name == "span" and self.pres and not (self.pres[-1] and self.pres[-1].pop()):
             return  # of a span that was not kept
@@ -2717,6 +2765,8 @@ class _Cleaner:
             self.start("br", "")
         elif name == "p" and self.last not in _BLOCKS:
             self.element("p", "", {})
+        elif name in _BLOCKS:
+            self.text(" ", "")
 
     def open_index(self, name: str) -> int | None:
         """Where on the stack the element is that an end tag of that name closes."""
@@ -2764,6 +2814,11 @@ _RAW_READERS: Mapping[str, Callable[[_Cleaner, str, str], None]] = MappingProxyT
         "noscript": _Cleaner.read_noscript,
         "xmp": _Cleaner.read_xmp,
     }
+)
+#: Whether an element is more than its content, for those that may not be.
+_KEEPERS: Mapping[str, Callable[[_Cleaner, str, Mapping[str, str]], bool]] = MappingProxyType(
+    dict.fromkeys(_TABLE_PARTS - {"table"}, _Cleaner.keeps_table_part)
+    | {"span": _Cleaner.keeps_span, "a": _Cleaner.keeps_link, "input": _Cleaner.keeps_input}
 )
 #: Tags of the page's frame, which the parser need not see.
 _FRAME_READERS: Mapping[str, Callable[[_Cleaner, Mapping[str, str]], None]] = MappingProxyType(
@@ -3444,7 +3499,7 @@ def _code_text(node: _Node) -> str:
             code.add(item)
         elif item.tag == "br":
             code.add("\n")
-        elif not _is_code_tool(item):
+        elif not (_is_code_tool(item) or (code.is_blank and _is_number_link(item))):
             if item is not node and _is_code_line(item):
                 code.start_line()
             if item.tag in _LINE_TAGS:
@@ -3459,6 +3514,7 @@ class _Code:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.ended = False  # the line is over, and nothing has said so yet
+        self.is_blank = True  # the line holds nothing but spaces
 
     def add(self, text: str) -> None:
         if self.ended and (not text.isspace() or "\n" in text):
@@ -3466,18 +3522,23 @@ class _Code:
                 self.parts.append("\n")
             self.ended = False
         self.parts.append(text)
+        _, newline, line = text.rpartition("\n")
+        self.is_blank = (self.is_blank or bool(newline)) and not line.strip()
 
     def start_line(self) -> None:
         if self.parts and not self.parts[-1].endswith("\n"):
             self.add("\n")
 
     def end_line(self) -> None:
-        self.ended = bool(self.parts) and not self.parts[-1].endswith("\n")
+        self.ended = self.ended or not self.is_blank
+        self.is_blank = True
 
 
 def _is_code_tool(node: _Node) -> bool:
-    if node.tag == "button" or _is_line_number(node) or not _ANCHOR_CLASSES.isdisjoint(node.classes()):
-        return True
+    return node.tag == "button" or _is_line_number(node) or not _ANCHOR_CLASSES.isdisjoint(node.classes())
+
+
+def _is_number_link(node: _Node) -> bool:
     number = _text_of(node).strip() if node.tag == "a" and node.get("href").startswith("#") else ""
     return number.isdecimal() and node.get("href").endswith(number)
 

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import gc
 import html as html_entities
+import re
 import statistics
 import sys
 import time
@@ -247,6 +248,10 @@ PAIRS = {
     ),
     "a division between lines": ("<pre>x<div>a</div>b<p>c</p>\n\n  <b>d</b></pre>", "```\nx\na\nb\nc\n\n  d\n```"),
     "white space after a division": ("<pre><div>a</div> <b>b</b></pre>", "```\na \nb\n```"),
+    "links to lines that are numbers in the code": (
+        '<pre>a[<a href="#L10">10</a>]\n<b>b</b> <a href="#L2">2</a>\n <a href="#3"> 3</a> c<div><a href="#4">4</a>d</div></pre>',
+        "```\na[10]\nb 2\n  c\nd\n```",
+    ),
     "lines in items": ('<pre class="prettyprint"><ol><li>a</li><li>  b</li></ol></pre>', "```\na\n  b\n```"),
     "a table in a code block": (
         '<pre><code class="hljs"><table class="hljs-ln"><tr><td class="hljs-ln-numbers">'
@@ -756,6 +761,41 @@ def test_a_template_ends_where_its_own_end_tag_stands(parser: str) -> None:
     assert html_to_markdown(page) == PROSE
 
 
+@pytest.mark.parametrize("part", ["td", "tr", "tbody", "caption"])
+def test_a_part_of_a_table_without_a_table_is_not_there(part: str, parser: str) -> None:
+    page = (
+        f"<p>{PROSE}</p><div class=menu><button>Save<{part}></button></div><p>Second: {PROSE}</p><h2>x</h2><p>{PROSE}"
+    )
+    assert html_to_markdown(page) == f"{PROSE}\n\nSecond: {PROSE}\n\n## x\n\n{PROSE}"
+    assert fragment_to_markdown(f"a<{part}>b</{part}>c") == "a b c"
+
+
+@pytest.mark.parametrize(
+    "menu", ["<header><nav><a href=/x>Home</a></header>", "<nav><a href=/x>Home</a>", "<nav><nav></nav>"]
+)
+def test_a_menu_nobody_closed_does_not_swallow_the_text_up_to_the_next_one(menu: str, parser: str) -> None:
+    main = f"<main><h1>T</h1><p>{PROSE}</p></main>"
+    markdown = html_to_markdown(f"<p>Intro {PROSE}</p>{menu}{main}<footer><nav>menu</nav></footer>")
+    assert_holds(markdown, f"Intro {PROSE}", f"# T\n\n{PROSE}")
+    assert_lacks(markdown, "menu")
+
+
+@pytest.mark.parametrize("tag", ["span", "b", "div", "label", "i class=x", "font", "path"])
+@pytest.mark.parametrize("outside", ["p", "div"])
+def test_tags_nobody_closed_leave_the_rest_of_the_page_its_shape(tag: str, outside: str, parser: str) -> None:
+    chapters = "".join(f"<h2>T{number}</h2><p>{PROSE}<pre>x\n  y</pre>" for number in range(3))
+    markdown = fragment_to_markdown(f"<{outside}>Intro" + f"<{tag}>" * 150 + chapters)
+    assert re.findall("^.*T[0-9].*$", markdown, re.M) == ["## T0", "## T1", "## T2"]
+    assert markdown.count("```\nx\n  y\n```") == 3
+
+
+def test_words_stay_apart_however_deep_they_stand(parser: str) -> None:
+    deep = fragment_to_markdown("<div>" * 200 + "a<div>b</div><p>c</p>d" + "</div>" * 200 + "e")
+    assert deep.split() == list("abcde")
+    quoted = fragment_to_markdown("<blockquote>" * 17 + "a<blockquote>b</blockquote>c" + "</blockquote>" * 17 + "d")
+    assert quoted.replace(">", "").split() == list("abcd")
+
+
 def test_hidden_text_that_is_the_page_is_kept() -> None:
     page = f'<body style="visibility:hidden"><div style="display:none" id="app"><p>{PROSE}</p></div></body>'
     assert html_to_markdown(page) == PROSE
@@ -851,6 +891,8 @@ ATTACKS = {
     "long classes": ('<div class="' + "a " * 49_000 + '">' + "<pre>text</pre>" * 70 + "</div>") * 40,
     "bodies": f"<body class={'a' * 60}>" * MANY + "<p>text</p>",
     "wide JSON": f"<script type='application/ld+json'>{[[[[]] * 100] * 100] * 100}</script><p>text</p>",
+    "items below formatting": "<ul>text" + "<i>" * 149 + "<li></li>" * MANY,
+    "links to lines": "<pre>text" + "<a href='#1'>1</a> " * MANY,
     "menus without an end": "text" + "<nav><nav></nav>" * MANY,
     "deep JSON": '<script type="application/ld+json">' + "[" * MANY + "</script><p>text</p>",
 }
