@@ -2252,7 +2252,7 @@ _RAW = frozenset(
     " object".split()
 )
 #: Those of them whose content is markup: they stand in each other, and some authors close them with a slash.
-_RAW_MARKUP = frozenset("svg video audio canvas object template select".split())
+_RAW_MARKUP = frozenset("svg video audio canvas object template".split())
 #: Those that count when nothing is to be dropped.
 _RAW_FALLBACKS = frozenset("noscript noframes template object".split())
 #: Elements that vanish while their content stays.
