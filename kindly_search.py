@@ -406,6 +406,7 @@ class Deadline:
     ) -> None:
         self._now = now
         self._given_up = given_up or threading.Event()
+        self.seconds = seconds
         self.end = now() + seconds
 
     def remaining(self) -> float:
@@ -1940,11 +1941,9 @@ class Router:
             raise ConfigError(_nothing_configured())
         attempts: list[Attempt] = []
         errors: list[tuple[Provider, SearchError]] = []
-        share = deadline.remaining() / DEADLINE_SHARES
         for provider in self.providers:
-            turn = functools.partial(self._turn, provider, deadline, share)
             try:
-                hits = self._ask(provider, query, limit, turn, filters, attempts)
+                hits = self._ask(provider, query, limit, deadline, filters, attempts)
                 return dataclasses.replace(hits, attempts=tuple(attempts))
             except SearchError as error:
                 errors.append((provider, error))
@@ -1953,20 +1952,14 @@ class Router:
         raise self._failure(errors, tuple(attempts))
 
     def _ask(
-        self,
-        provider: Provider,
-        query: str,
-        limit: int,
-        turn: Callable[[], Deadline],
-        filters: Filters,
-        attempts: list[Attempt],
+        self, provider: Provider, query: str, limit: int, deadline: Deadline, filters: Filters, attempts: list[Attempt]
     ) -> SearchHits:
         sent = shorten_query(query, provider.longest_query)
         fair = min(provider.timeout, self._http.settings.total_timeout) / 2
 
         def search() -> list[SearchResult]:
             ask = functools.partial(provider.search, self._http, sent, limit, filters=filters)
-            return in_fair_time(lambda time_left: ask(deadline=time_left), turn(), fair)
+            return in_fair_time(lambda left: ask(deadline=left), self._turn(provider, deadline), fair)
 
         def once() -> list[SearchResult]:
             guarded = functools.partial(self._breakers[provider.name].call, search)
@@ -1974,25 +1967,26 @@ class Router:
                 "search", provider.name, guarded, attempts, unit="results", size=len, query=sent
             )
 
-        found = self._with_retry(provider, once, turn)
+        found = self._with_retry(provider, once, deadline)
         kept = [result for result in found if _domain_passes(result.link, filters)]
         ignored = tuple(sorted(filters.asked() & provider.ignores(filters)))
         # Some say the filters in the query itself.
         phrased = getattr(provider, "phrased", None)
         return SearchHits(provider.name, kept, phrased(sent, filters) if phrased else sent, ignored)
 
-    def _turn(self, provider: Provider, deadline: Deadline, share: float) -> Deadline:
+    def _turn(self, provider: Provider, deadline: Deadline) -> Deadline:
         """The provider's own time, less what its successors and the pages that it finds will need."""
+        share = deadline.seconds / DEADLINE_SHARES
         kept = share * (len(self._healthy_after(provider)) + SHARES_OF_PAGES)
         return deadline.sooner(min(provider.timeout, max(share, deadline.remaining() - kept)))
 
-    def _with_retry(self, provider: Provider, once: Callable[[], T], turn: Callable[[], Deadline]) -> T:
+    def _with_retry(self, provider: Provider, once: Callable[[], T], deadline: Deadline) -> T:
         """One try, and a second one only where no healthy successor stands by: the successor is the retry."""
         try:
             return once()
         except SearchError as error:
             pause = getattr(error, "retry_after", 0.0) or random.uniform(0.2, 0.6)
-            hopeless = not error.retryable or pause > min(LONGEST_RETRY_AFTER, turn().remaining())
+            hopeless = not error.retryable or pause > min(LONGEST_RETRY_AFTER, deadline.remaining())
             if hopeless or self._healthy_after(provider):
                 raise
             self._sleep(pause)
