@@ -895,8 +895,21 @@ def test_the_length_that_a_call_announces_is_read_as_a_number(open_server, lengt
     assert open_server.raw(head.encode() + b" " * 40).startswith(b"HTTP/1.1 413 ") is refused
 
 
-def test_a_body_that_is_just_too_long_is_refused(open_server):
-    assert open_server.request("POST", "/mcp", " " * 1_000_001, **MCP_HEADERS).status == 413
+@pytest.mark.parametrize("more", [True, False])
+def test_a_body_that_is_just_too_long_is_refused(more):
+    kindly = ks.Kindly.from_env({})
+    gate = ks.Gate(None, None, kindly, ks.Metrics(kindly))
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b" " * 1_000_001, "more_body": more}
+
+    async def send(message):
+        sent.append(message)
+
+    host = [(b"host", b"127.0.0.1"), (b"transfer-encoding", b"chunked")]
+    anyio.run(gate, {"type": "http", "method": "POST", "path": "/mcp", "headers": host}, receive, send)
+    assert sent[0]["status"] == 413
 
 
 def test_progress_is_no_reason_to_refuse_who_takes_no_stream(open_server, world):
